@@ -1,0 +1,70 @@
+# make            the CPU program (a C compiler is all it needs)
+# make run        train the generated recall task: under 3 minutes on two cores
+# make test       build and run the tests: under 5 minutes
+# make headers    every header compiles alone, as C11 and as C++17
+# make sanitize   the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+# make check      the build itself: other compilers, no OpenMP
+#
+# Choose: CC=clang   ARCH=-march=x86-64-v3   OPENMP=no   CFLAGS=-O2
+
+CC ?= cc
+CXX ?= c++
+CFLAGS ?= -O3
+
+# A flag is used only if a program builds and links with it: a compiler may know -fopenmp and have no libgomp.
+builds_with = $(shell echo 'int main(void) { return 0; }' | $(CC) $(1) -x c - -o /dev/null 2>/dev/null && echo yes)
+
+ARCH ?= $(if $(call builds_with,-march=native),-march=native)
+OPENMP ?= $(or $(call builds_with,-fopenmp),no)
+ifeq ($(OPENMP),yes)
+  OPENMP_FLAG = -fopenmp
+else
+  $(info OpenMP is off: one thread (the compiler does not link -fopenmp, or OPENMP=no was given))
+endif
+
+FLAGS = -std=gnu11 -D_FILE_OFFSET_BITS=64 -Wall -Wextra -Wno-unknown-pragmas $(ARCH) $(OPENMP_FLAG)
+HEADERS = $(wildcard oomb/*.h kernels/*.h)
+TEST_SOURCES = test_oomb.c train_oomb.c $(HEADERS)
+
+all: train_oomb
+
+train_oomb: train_oomb.c $(HEADERS) Makefile
+	$(CC) $(CFLAGS) $(FLAGS) $< -o $@ -lm
+
+test_oomb: $(TEST_SOURCES) Makefile
+	$(CC) $(CFLAGS) $(FLAGS) $< -o $@ -lm
+
+test_oomb_double: $(TEST_SOURCES) Makefile
+	$(CC) $(CFLAGS) $(FLAGS) -DFLOATX_DOUBLE $< -o $@ -lm
+
+run: train_oomb
+	./train_oomb
+
+test: train_oomb test_oomb test_oomb_double
+	./test_oomb_double
+	./test_oomb
+
+headers:
+	@for h in $(HEADERS); do \
+	  $(CC) -std=gnu11 -D_FILE_OFFSET_BITS=64 -Wall -Wextra -fsyntax-only -x c $$h || exit 1; \
+	  $(CXX) -std=gnu++17 -D_FILE_OFFSET_BITS=64 -Wall -Wextra -fsyntax-only -x c++ $$h || exit 1; \
+	done; echo "$(words $(HEADERS)) headers compile alone, as C11 and as C++17"
+
+# -O1: the optimizer must leave something to look at. No OpenMP: its runtime is not instrumented.
+SANITIZE = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+sanitize: $(TEST_SOURCES)
+	$(MAKE) OPENMP=no CFLAGS="$(SANITIZE)" sanitized
+sanitized: $(TEST_SOURCES)
+	$(CC) $(CFLAGS) $(FLAGS) train_oomb.c -o train_oomb_sanitized -lm
+	$(CC) $(CFLAGS) $(FLAGS) -DPROGRAM='"./train_oomb_sanitized"' test_oomb.c -o test_oomb_sanitized -lm
+	$(CC) $(CFLAGS) $(FLAGS) -DFLOATX_DOUBLE test_oomb.c -o test_oomb_double_sanitized -lm
+	./test_oomb_double_sanitized
+	./test_oomb_sanitized
+
+check:
+	scripts/check_build.sh
+
+clean:
+	rm -f train_oomb test_oomb test_oomb_double train_oomb_sanitized test_oomb_sanitized test_oomb_double_sanitized
+
+.PHONY: all run test headers sanitize sanitized check clean

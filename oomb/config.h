@@ -1,0 +1,147 @@
+/* config.h: what a model is (ModelConfig), what a run is (TrainConfig), the presets, and the
+   checks that every run passes before anything is allocated. */
+#ifndef OOMB_CONFIG_H
+#define OOMB_CONFIG_H
+
+#include "chunks.h"
+#include "schedule.h"
+#include "util.h"
+
+typedef enum { NORM_LAYERNORM, NORM_RMSNORM } NormKind;
+typedef enum { POS_LEARNED, POS_ROPE } PosKind;
+typedef enum { MLP_GELU, MLP_SWIGLU } MlpKind;
+
+/* GPT-2, LLaMA, Qwen2 and Qwen3 are values of this struct, not code paths. */
+typedef struct {
+    int V, Vp;     /* vocabulary; rows of wte and whead (V rounded up to 64, the rest zero and never scored) */
+    int L, C;      /* layers, channels */
+    int NH, NKV;   /* query heads, key/value heads: head h reads key/value head h / (NH / NKV) */
+    int HD, F;     /* head size (NH * HD need not be C), MLP width */
+    int max_T;     /* rows of the learned position table; 0 with RoPE */
+    NormKind norm;
+    PosKind pos;
+    MlpKind mlp;
+    int bias;      /* biases on wo and in the MLP */
+    int qkv_bias;  /* biases on wq, wk, wv */
+    int qk_norm;   /* rmsnorm of each head of q and k before RoPE */
+    int tied;      /* the head is wte */
+    double norm_eps, rope_theta;
+    double init_std;
+} ModelConfig;
+
+typedef enum { RECOMPUTE_CHUNK, RECOMPUTE_LAYER } Recompute;
+
+typedef struct {
+    const char *data, *val, *model, *log; /* "" when not given */
+    int T, B, chunk_size, P;
+    int carry;     /* Carry */
+    int recompute; /* Recompute */
+    int grad_accum, steps;
+    double lr;
+    int warmup;
+    int schedule; /* ScheduleKind */
+    double weight_decay, clip;
+    int seed, threads, val_every, val_seqs, recall_distance;
+} TrainConfig;
+
+typedef struct {
+    const char *name, *about;
+    ModelConfig model;
+    int T, B, chunk_size, P, steps, warmup;
+    double lr, weight_decay;
+} Preset;
+
+/* The order of the initializers is the order of the fields above. */
+static const Preset presets[] = {
+    {"recall", "0.1M, LLaMA: the generated recall task",
+     {304, 0, 2, 64, 2, 2, 32, 192, 0, NORM_RMSNORM, POS_ROPE, MLP_SWIGLU, 0, 0, 0, 1, 1e-5, 10000.0, 0.05},
+     512, 8, 32, 32, 400, 20, 3e-3, 0.1},
+    {"tiny", "1.0M, LLaMA: text as bytes",
+     {257, 0, 4, 128, 4, 2, 32, 512, 0, NORM_RMSNORM, POS_ROPE, MLP_SWIGLU, 0, 0, 0, 1, 1e-5, 10000.0, 0.05},
+     4096, 1, 512, 64, 200, 20, 3e-3, 0.1},
+    {"gpt2", "124M, GPT-2",
+     {50257, 0, 12, 768, 12, 12, 64, 3072, 1024, NORM_LAYERNORM, POS_LEARNED, MLP_GELU, 1, 1, 0, 1, 1e-5, 0.0, 0.02},
+     1024, 4, 256, 64, 100, 20, 6e-4, 0.1},
+    {"llama-15m", "15M, LLaMA of the stories15M shape",
+     {32000, 0, 6, 288, 6, 6, 48, 768, 0, NORM_RMSNORM, POS_ROPE, MLP_SWIGLU, 0, 0, 0, 1, 1e-5, 10000.0, 0.02},
+     2048, 4, 512, 64, 100, 20, 1e-3, 0.1},
+};
+enum { NUM_PRESETS = sizeof presets / sizeof presets[0] };
+
+static inline const Preset *preset_find(const char *name) {
+    for (int i = 0; i < NUM_PRESETS; i++) {
+        if (strcmp(presets[i].name, name) == 0) return &presets[i];
+    }
+    char names[256] = "";
+    for (int i = 0; i < NUM_PRESETS; i++) {
+        strncat(names, i ? ", " : "", sizeof names - strlen(names) - 1);
+        strncat(names, presets[i].name, sizeof names - strlen(names) - 1);
+    }
+    die("--model %s: no such preset; one of: %s", name, names);
+}
+
+static inline ModelConfig model_config(const Preset *preset) {
+    ModelConfig m = preset->model;
+    m.Vp = (int)round_up((size_t)m.V, 64);
+    return m;
+}
+
+/* What stands in every option before the command line is read. */
+static inline TrainConfig train_config(const Preset *preset) {
+    TrainConfig c;
+    c.data = "recall";
+    c.val = c.log = "";
+    c.model = preset->name;
+    c.T = preset->T;
+    c.B = preset->B;
+    c.chunk_size = preset->chunk_size;
+    c.P = preset->P;
+    c.carry = CARRY_EXACT;
+    c.recompute = RECOMPUTE_CHUNK;
+    c.grad_accum = 1;
+    c.steps = preset->steps;
+    c.lr = preset->lr;
+    c.warmup = preset->warmup;
+    c.schedule = SCHEDULE_COSINE;
+    c.weight_decay = preset->weight_decay;
+    c.clip = 1.0;
+    c.seed = 1;
+    c.threads = 0;
+    c.val_every = 0;
+    c.val_seqs = 16;
+    c.recall_distance = 0;
+    return c;
+}
+
+/* Ends the program when the mathematics of the model could not be what the config says. */
+static inline void model_config_check(const ModelConfig *m) {
+    if (m->V < 1 || m->L < 1 || m->C < 1 || m->NH < 1 || m->NKV < 1 || m->HD < 1 || m->F < 1) {
+        die("model: V %d, L %d, C %d, NH %d, NKV %d, HD %d, F %d: all must be at least 1", m->V, m->L, m->C, m->NH, m->NKV, m->HD, m->F);
+    }
+    if (m->NH % m->NKV) die("model: %d query heads cannot share %d key/value heads evenly", m->NH, m->NKV);
+    if (m->pos == POS_ROPE && m->HD % 2) die("model: RoPE turns pairs of channels; head size %d is odd", m->HD);
+    if (m->pos == POS_ROPE && !(m->rope_theta > 1)) die("model: rope_theta %g; must be over 1", m->rope_theta);
+    if (m->pos == POS_LEARNED && m->max_T < 1) die("model: learned positions need a table, but max_T is %d", m->max_T);
+    if (m->Vp < m->V) die("model: Vp %d is less than V %d", m->Vp, m->V);
+}
+
+/* The same for the run: sizes that must fit each other. */
+static inline void train_config_check(const TrainConfig *c, const ModelConfig *m) {
+    model_config_check(m);
+    if (m->pos == POS_LEARNED && c->T > m->max_T) {
+        die("--seq-len %d: %s has a table of %d learned positions; use --seq-len %d, or a RoPE model (--model tiny, llama-15m) for longer sequences",
+            c->T, c->model, m->max_T, m->max_T);
+    }
+    if (c->chunk_size % c->P) {
+        die("--chunk %d: not a multiple of the page (--page %d); the nearest that is: --chunk %zu", c->chunk_size, c->P,
+            round_up((size_t)c->chunk_size, (size_t)c->P));
+    }
+    size_t pages = ceil_div((size_t)c->T, (size_t)c->P) * (size_t)c->B * (size_t)m->L;
+    if (pages > INT32_MAX) die("--page %d: %zu pages are more than the table can number; use a larger --page", c->P, pages);
+    if ((uint64_t)c->steps * (uint64_t)c->grad_accum * (uint64_t)c->B > (uint64_t)1 << 62) die("--steps %d: too many", c->steps);
+    if (!(c->lr >= 0)) die("--lr %g: must be 0 or more", c->lr);
+    if (!(c->weight_decay >= 0)) die("--weight-decay %g: must be 0 or more", c->weight_decay);
+    if (!(c->clip >= 0)) die("--clip %g: must be 0 (no clipping) or more", c->clip);
+}
+
+#endif

@@ -1,0 +1,43 @@
+/* rng.h: seeded random numbers with a state of 8 bytes, the same on every machine. */
+#ifndef OOMB_RNG_H
+#define OOMB_RNG_H
+
+#include <math.h>
+#include <stdint.h>
+
+typedef struct {
+    uint64_t state;
+} Rng;
+
+/* splitmix64 (Steele, Lea, Flood 2014): passes BigCrush, every seed is a good seed. */
+static inline uint64_t rng_u64(Rng *r) {
+    uint64_t z = (r->state += 0x9E3779B97F4A7C15u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+/* An independent stream for each (seed, a, b): each is mixed before the next is added. */
+static inline Rng rng_stream(uint64_t seed, uint64_t a, uint64_t b) {
+    Rng r = {seed};
+    r.state = rng_u64(&r) + a;
+    r.state = rng_u64(&r) + b;
+    r.state = rng_u64(&r);
+    return r;
+}
+
+/* uniform in [0, 1), 53 bits */
+static inline double rng_uniform(Rng *r) { return (double)(rng_u64(r) >> 11) * 0x1p-53; }
+
+/* uniform in [0, n), n >= 1; the bias is below n / 2^64 */
+static inline uint64_t rng_below(Rng *r, uint64_t n) {
+    return (uint64_t)(((unsigned __int128)rng_u64(r) * n) >> 64);
+}
+
+/* standard normal (Box and Muller); two numbers are drawn for each, so no state is carried */
+static inline double rng_normal(Rng *r) {
+    double u = 1.0 - rng_uniform(r), v = rng_uniform(r);
+    return sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v);
+}
+
+#endif

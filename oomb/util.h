@@ -1,0 +1,113 @@
+/* util.h: what every file needs: an error that ends the program, checked files with 64-bit
+   offsets, time, memory of the process, sizes as text. */
+#ifndef OOMB_UTIL_H
+#define OOMB_UTIL_H
+
+#include <assert.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <time.h>
+
+/* Files beyond 2 GiB: on a 32-bit system this needs -D_FILE_OFFSET_BITS=64, as the Makefile gives. */
+static_assert(sizeof(off_t) == 8, "file offsets must have 64 bits");
+
+/* Ends the program with status 1 and one line: what, where, which value, what to do. */
+__attribute__((format(printf, 1, 2), noreturn)) static inline void die(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fflush(stdout);
+    fprintf(stderr, "error: ");
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n");
+    va_end(args);
+    exit(1);
+}
+
+static inline size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+static inline size_t round_up(size_t a, size_t b) { return ceil_div(a, b) * b; }
+static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+
+/* Small tables. Large memory goes through memory.h, where it has a name. */
+static inline void *xcalloc(size_t count, size_t size) {
+    void *p = calloc(count ? count : 1, size ? size : 1);
+    if (!p) die("out of memory: %zu x %zu bytes for a table", count, size);
+    return p;
+}
+
+/* Opens a regular file for reading and returns its size in bytes. */
+static inline FILE *xopen_read(const char *path, uint64_t *bytes) {
+    struct stat st;
+    FILE *f = fopen(path, "rb");
+    if (!f) die("%s: cannot open for reading: %s", path, strerror(errno));
+    if (fstat(fileno(f), &st) != 0) die("%s: cannot stat: %s", path, strerror(errno));
+    if (!S_ISREG(st.st_mode)) die("%s: not a regular file; give the path of one file", path);
+    *bytes = (uint64_t)st.st_size;
+    return f;
+}
+
+/* Exactly `bytes` bytes from `offset`, or an error that says where. */
+static inline void xread_at(FILE *f, const char *path, uint64_t offset, void *dst, size_t bytes) {
+    if (fseeko(f, (off_t)offset, SEEK_SET) != 0) {
+        die("%s: cannot seek to byte %llu: %s", path, (unsigned long long)offset, strerror(errno));
+    }
+    size_t got = fread(dst, 1, bytes, f);
+    if (got != bytes) {
+        die("%s: wanted %zu bytes at offset %llu, got %zu; was the file cut while in use?", path, bytes,
+            (unsigned long long)offset, got);
+    }
+}
+
+static inline double now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+/* The most memory this process has had resident so far, in bytes. */
+static inline size_t peak_rss_bytes(void) {
+    struct rusage r;
+    getrusage(RUSAGE_SELF, &r);
+#ifdef __APPLE__
+    return (size_t)r.ru_maxrss; /* bytes there, kilobytes everywhere else */
+#else
+    return (size_t)r.ru_maxrss * 1024;
+#endif
+}
+
+typedef struct {
+    char text[32];
+} Text;
+
+/* "768 B", "12.3 MB": powers of 1024. */
+static inline Text text_bytes(double bytes) {
+    static const char *const unit[] = {"B", "KB", "MB", "GB", "TB", "PB"};
+    Text t;
+    int u = 0;
+    while (bytes >= 1024 && u < 5) {
+        bytes /= 1024;
+        u++;
+    }
+    snprintf(t.text, sizeof t.text, u ? "%.1f %s" : "%.0f %s", bytes, unit[u]);
+    return t;
+}
+
+/* "85 s", "3 min 05 s", "2 h 10 min" */
+static inline Text text_seconds(double seconds) {
+    Text t;
+    long s = (long)(seconds + 0.5);
+    if (s < 120) snprintf(t.text, sizeof t.text, "%ld s", s);
+    else if (s < 7200) snprintf(t.text, sizeof t.text, "%ld min %02ld s", s / 60, s % 60);
+    else snprintf(t.text, sizeof t.text, "%ld h %02ld min", s / 3600, s / 60 % 60);
+    return t;
+}
+
+#endif

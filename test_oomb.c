@@ -1,0 +1,838 @@
+/* test_oomb.c: the CPU program against mathematics.
+
+   Built twice from this one file, with train_oomb.c inside:
+     test_oomb          floatX = float: bits, bounds, data, the command line
+     test_oomb_double   floatX = double: every gradient against differences, every schedule
+                        against the one-chunk run, to 1e-10
+
+   `./test_oomb` runs all tests of its build and ends with "N passed, N failed"; a name as argument
+   runs those whose name contains it. A failure says what, where, and both values. */
+#define TESTING
+#include "train_oomb.c"
+
+#include <sys/wait.h>
+
+static int passed, failed, failed_here; /* checks; failed_here: in the current test */
+
+__attribute__((format(printf, 2, 3))) static int check(int ok, const char *format, ...) {
+    passed += ok;
+    failed += !ok;
+    failed_here += !ok;
+    if (ok || failed_here > 8) return ok; /* the first few tell the story */
+    va_list args;
+    va_start(args, format);
+    printf("    FAILED: ");
+    vprintf(format, args);
+    printf("\n");
+    va_end(args);
+    return ok;
+}
+
+static const int is_double = sizeof(floatX) == 8;
+
+static floatX *random_floats(size_t n, double scale, Rng *r) {
+    floatX *x = (floatX *)xcalloc(n + 64, sizeof(floatX));
+    for (size_t i = 0; i < n; i++) x[i] = (floatX)(scale * rng_normal(r));
+    return x;
+}
+
+// ----------------------------------------------------------------------------------------------
+// ops: gradients in double against 4-point differences, at several scales of the input
+
+/* An op under test: out = f(in...), and the gradients of sum(dout * out) with respect to each in. */
+enum { MAX_IN = 3 };
+typedef struct {
+    int num_in;
+    const char *in_name[MAX_IN];
+    floatX *in[MAX_IN], *din[MAX_IN];
+    size_t n[MAX_IN];
+    floatX *out, *dout;
+    size_t nout;
+} Op;
+
+static Op op; /* the one under test: C has no closures */
+
+static void op_begin(size_t nout, Rng *r) {
+    memset(&op, 0, sizeof op);
+    op.nout = nout;
+    op.out = random_floats(nout, 1, r);
+    op.dout = random_floats(nout, 1, r);
+}
+
+static floatX *op_input(const char *name, size_t n, double scale, Rng *r) {
+    int i = op.num_in++;
+    op.in_name[i] = name;
+    op.n[i] = n;
+    op.in[i] = random_floats(n, scale, r);
+    op.din[i] = (floatX *)xcalloc(n + 64, sizeof(floatX));
+    return op.in[i];
+}
+
+static void op_end(void) {
+    for (int i = 0; i < op.num_in; i++) {
+        free(op.in[i]);
+        free(op.din[i]);
+    }
+    free(op.out);
+    free(op.dout);
+}
+
+static double op_value(void (*forward)(void)) {
+    forward();
+    double sum = 0;
+    for (size_t i = 0; i < op.nout; i++) sum += (double)op.out[i] * (double)op.dout[i];
+    return sum;
+}
+
+/* f'(x) = (8 (f(x+h) - f(x-h)) - (f(x+2h) - f(x-2h))) / 12h + O(h^4). With h = 1e-3 of the input's scale both
+   the h^4 term and the rounding of f (1e-16 / h) are below 1e-11 of the function's size, so 1e-8 of the largest
+   gradient leaves room for ill-conditioned elements and none for a wrong formula. */
+static void op_check(const char *name, double scale, void (*forward)(void), void (*backward)(void)) {
+    forward();
+    backward();
+    for (int k = 0; k < op.num_in; k++) {
+        double largest = 1e-6, worst = 0;
+        size_t worst_at = 0;
+        for (size_t i = 0; i < op.n[k]; i++) largest = fmax(largest, fabs((double)op.din[k][i]));
+        for (size_t i = 0; i < op.n[k]; i++) {
+            floatX *x = &op.in[k][i], x0 = *x, h = (floatX)(1e-3 * scale);
+            double f[4];
+            const int at[4] = {1, -1, 2, -2};
+            for (int j = 0; j < 4; j++) {
+                *x = x0 + at[j] * h;
+                f[j] = op_value(forward);
+            }
+            *x = x0;
+            double numeric = (8 * (f[0] - f[1]) - (f[2] - f[3])) / (12 * (double)h);
+            double error = fabs(numeric - (double)op.din[k][i]) / largest;
+            if (!(error <= worst)) {
+                worst = error;
+                worst_at = i;
+            }
+        }
+        check(worst < 1e-8, "%s at scale %g: d%s[%zu] is off by %.2e of the largest", name, scale, op.in_name[k], worst_at, worst);
+    }
+}
+
+static struct {
+    int B, T, t0, Tc, C, OC, NH, NKV, HD, P, rows, V, Vp, layernorm, bias, accumulate;
+    floatX *mean, *rstd, *cosine, *sine;
+    int *tokens, *guesses;
+} d; /* dimensions and saved values of the op under test */
+
+static void f_embedding(void) { embedding_forward(op.out, d.tokens, op.in[0], op.in[1], d.B, d.T, d.t0, d.Tc, d.C); }
+static void b_embedding(void) { embedding_backward(op.din[0], op.din[1], op.dout, d.tokens, d.B, d.T, d.t0, d.Tc, d.C); }
+
+static void test_embedding(void) {
+    Rng r = rng_stream(1, 1, 1);
+    d.B = 2, d.T = 9, d.t0 = 3, d.Tc = 5, d.C = 70;
+    int tokens[18];
+    for (int i = 0; i < 18; i++) tokens[i] = (int)rng_below(&r, 4); /* repeated ids: their gradients add up */
+    d.tokens = tokens;
+    op_begin((size_t)d.B * d.Tc * d.C, &r);
+    op_input("wte", 4 * 70, 1, &r);
+    op_input("wpe", 9 * 70, 1, &r);
+    op_check("embedding", 1, f_embedding, b_embedding);
+    op_end();
+}
+
+static void f_norm(void) { norm_forward(op.out, d.layernorm ? d.mean : NULL, d.rstd, op.in[0], op.in[1], d.layernorm ? op.in[2] : NULL, d.rows, d.C, 1e-5); }
+static void b_norm(void) {
+    norm_backward(op.din[0], op.din[1], d.layernorm ? op.din[2] : NULL, op.dout, op.in[0], op.in[1], d.layernorm ? d.mean : NULL, d.rstd, d.rows, d.C, d.accumulate);
+}
+
+static void test_norm(void) {
+    const double scales[] = {1e-2, 1, 100};
+    for (int layernorm = 0; layernorm < 2; layernorm++) {
+        for (int s = 0; s < 3; s++) {
+            Rng r = rng_stream(2, layernorm, s);
+            d.rows = 3, d.C = s == 1 ? 67 : 24, d.layernorm = layernorm, d.accumulate = s != 0;
+            op_begin((size_t)d.rows * d.C, &r);
+            op_input("x", (size_t)d.rows * d.C, scales[s], &r);
+            op_input("w", d.C, scales[s], &r);
+            if (layernorm) op_input("b", d.C, scales[s], &r);
+            d.mean = random_floats(d.rows, 0, &r);
+            d.rstd = random_floats(d.rows, 0, &r);
+            op_check(layernorm ? "layernorm" : "rmsnorm", scales[s], f_norm, b_norm);
+            free(d.mean);
+            free(d.rstd);
+            op_end();
+        }
+    }
+}
+
+static void f_matmul(void) { matmul_forward(op.out, op.in[0], op.in[1], d.bias ? op.in[2] : NULL, d.rows, d.C, d.OC, 0); }
+static void b_matmul(void) { matmul_backward(op.din[0], op.din[1], d.bias ? op.din[2] : NULL, op.dout, op.in[0], op.in[1], d.rows, d.C, d.OC, d.accumulate); }
+
+static void test_matmul(void) {
+    for (int s = 0; s < 4; s++) {
+        Rng r = rng_stream(3, s, 0);
+        d.rows = s == 0 ? 1 : 14, d.C = 9 + 8 * s, d.OC = 33 - s, d.bias = s & 1, d.accumulate = s >> 1;
+        op_begin((size_t)d.rows * d.OC, &r);
+        op_input("x", (size_t)d.rows * d.C, 1, &r);
+        op_input("w", (size_t)d.OC * d.C, 1, &r);
+        if (d.bias) op_input("bias", d.OC, 1, &r);
+        op_check("matmul", 1, f_matmul, b_matmul);
+        op_end();
+    }
+}
+
+static void f_rope(void) {
+    memcpy(op.out, op.in[0], op.nout * sizeof(floatX));
+    rope_forward(op.out, d.cosine, d.sine, d.B, d.Tc, d.NH, d.HD);
+}
+static void b_rope(void) {
+    memcpy(op.din[0], op.dout, op.nout * sizeof(floatX));
+    rope_backward(op.din[0], d.cosine, d.sine, d.B, d.Tc, d.NH, d.HD);
+}
+
+static void test_rope(void) {
+    Rng r = rng_stream(4, 0, 0);
+    d.B = 2, d.Tc = 5, d.NH = 3, d.HD = 10;
+    d.cosine = random_floats(25, 0, &r);
+    d.sine = random_floats(25, 0, &r);
+    rope_table(d.cosine, d.sine, 1000003, d.Tc, d.HD, 10000);
+    double angle = 1000005 * pow(10000, -2.0 * 3 / 10);
+    check(fabs(d.cosine[2 * 5 + 3] - cos(angle)) < 1e-7 && fabs(d.sine[2 * 5 + 3] - sin(angle)) < 1e-7, "rope_table: position 1000005, pair 3");
+    op_begin((size_t)d.B * d.Tc * d.NH * d.HD, &r);
+    op_input("x", op.nout, 1, &r);
+    op_check("rope", 1, f_rope, b_rope);
+    op_end();
+    free(d.cosine);
+    free(d.sine);
+}
+
+static void f_gelu(void) { gelu_forward(op.out, op.in[0], op.nout); }
+static void b_gelu(void) { gelu_backward(op.din[0], op.dout, op.in[0], op.nout); }
+static void f_swiglu(void) { swiglu_forward(op.out, op.in[0], op.in[1], op.nout); }
+static void b_swiglu(void) { swiglu_backward(op.din[0], op.din[1], op.dout, op.in[0], op.in[1], op.nout); }
+
+static void test_activation(void) {
+    const double scales[] = {0.01, 1, 20};
+    for (int s = 0; s < 3; s++) {
+        Rng r = rng_stream(5, s, 0);
+        op_begin(45, &r);
+        op_input("up", 45, scales[s], &r);
+        /* the fifth derivative of a sigmoid is of order 1 whatever the input's scale: keep h small */
+        op_check("gelu", fmin(scales[s], 1), f_gelu, b_gelu);
+        op_end();
+        op_begin(45, &r);
+        op_input("gate", 45, scales[s], &r);
+        op_input("up", 45, scales[s], &r);
+        op_check("swiglu", fmin(scales[s], 1), f_swiglu, b_swiglu);
+        op_end();
+    }
+    /* the tanh form, by its textbook formula; erf's differs by up to 5e-4 */
+    const double tolerance = is_double ? 1e-14 : 1e-6;
+    for (double x = -6; x <= 6; x += 0.125) {
+        floatX in = (floatX)x, out;
+        gelu_forward(&out, &in, 1);
+        double want = 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+        check(fabs(out - want) < tolerance, "gelu(%g) is %.9g, not %.9g", x, (double)out, want);
+    }
+    const floatX far[] = {-1e4f, -100, 100, 1e4f};
+    floatX out[4], one[4] = {1, 1, 1, 1}, dg[4], du[4];
+    gelu_forward(out, far, 4);
+    check(out[0] == 0 && out[1] == 0 && out[2] == 100 && out[3] == (floatX)1e4f, "gelu far from zero: %g %g %g %g", (double)out[0], (double)out[1], (double)out[2], (double)out[3]);
+    swiglu_forward(out, far, one, 4);
+    check(fabs(out[0]) < 1e-30 && fabs(out[1]) < 1e-30 && out[3] == (floatX)1e4f, "swiglu far from zero");
+    swiglu_backward(dg, du, one, far, one, 4);
+    check(fabs(dg[0]) < 1e-30 && dg[3] == 1 && du[3] == (floatX)1e4f, "swiglu_backward far from zero");
+}
+
+static void f_classifier(void) {
+    static floatX logits[8 * 64];
+    memcpy(logits, op.in[0], (size_t)d.rows * d.Vp * sizeof(floatX));
+    classifier(op.out, d.guesses, logits, d.tokens, d.rows, d.V, d.Vp, 0);
+}
+static void b_classifier(void) {
+    floatX losses[8];
+    memcpy(op.din[0], op.in[0], (size_t)d.rows * d.Vp * sizeof(floatX));
+    classifier(losses, d.guesses, op.din[0], d.tokens, d.rows, d.V, d.Vp, (floatX)0.25);
+}
+
+static void test_classifier(void) {
+    const double scales[] = {0.1, 1, 30};
+    for (int s = 0; s < 3; s++) {
+        Rng r = rng_stream(6, s, 0);
+        int targets[8] = {3, TARGET_MASKED, 0, 40, 17, TARGET_MASKED, 5, 5}, guesses[8];
+        d.rows = 8, d.V = 41, d.Vp = 64, d.tokens = targets, d.guesses = guesses;
+        op_begin(8, &r);
+        for (int i = 0; i < 8; i++) op.dout[i] = (floatX)0.25;
+        floatX *logits = op_input("logits", 8 * 64, scales[s], &r);
+        for (int row = 0; row < 8; row++) {
+            for (int c = 41; c < 64; c++) logits[row * 64 + c] = 1000; /* padding must not be seen */
+        }
+        op_check("classifier", fmin(scales[s], 1), f_classifier, b_classifier);
+        check(guesses[1] == -1 && op.out[1] == 0 && op.din[0][64] == 0, "classifier: a masked row has no loss, gradient or guess");
+        int best = 0;
+        for (int c = 1; c < 41; c++) best = logits[c] > logits[best] ? c : best;
+        check(guesses[0] == best, "classifier: guess %d, not %d", guesses[0], best);
+        op_end();
+    }
+}
+
+/* Attention of a chunk at t0 over pages. Inputs: q (B, Tc, NH, HD) of the chunk; k, v (B, end, NKV, HD) of all tokens up to
+   its end, which go into pages. Slots are handed out so that a sequence's pages lie scattered, and every pool
+   starts as NaN. */
+static struct {
+    floatX *kpages, *vpages, *dkpages, *dvpages, *lse, *delta, *scratch;
+    PageTable pages;
+    size_t pool;
+} at;
+
+static void attention_begin(int B, int t0, int Tc, int NH, int NKV, int HD, int P, double scale, Rng *r) {
+    d.B = B, d.t0 = t0, d.Tc = Tc, d.NH = NH, d.NKV = NKV, d.HD = HD, d.P = P;
+    const int end = t0 + Tc, NP = (int)ceil_div(end, P);
+    pages_init(&at.pages, 1, B, NP, P, B * NP, B * NP);
+    for (int p = NP - 1; p >= 0; p--) {
+        for (int b = 0; b < B; b++) page_alloc(&at.pages, 0, b, p);
+    }
+    pages_alloc_grad_range(&at.pages, 0, 0, NP);
+    at.pool = (size_t)B * NP * NKV * P * HD;
+    floatX **pools[] = {&at.kpages, &at.vpages, &at.dkpages, &at.dvpages};
+    for (int i = 0; i < 4; i++) {
+        *pools[i] = random_floats(at.pool, 0, r);
+        memset(*pools[i], 0xFF, at.pool * sizeof(floatX));
+    }
+    at.lse = random_floats((size_t)B * NH * Tc, 0, r);
+    at.delta = random_floats((size_t)B * NH * Tc, 0, r);
+    at.scratch = random_floats(attention_scratch_size(P, NH / NKV, HD) * max_threads(), 0, r);
+    op_begin((size_t)B * Tc * NH * HD, r);
+    op_input("q", op.nout, scale, r);
+    op_input("k", (size_t)B * end * NKV * HD, scale, r);
+    op_input("v", (size_t)B * end * NKV * HD, 1, r);
+}
+
+static void attention_end(void) {
+    pages_destroy(&at.pages);
+    floatX *all[] = {at.kpages, at.vpages, at.dkpages, at.dvpages, at.lse, at.delta, at.scratch};
+    for (int i = 0; i < 7; i++) free(all[i]);
+    op_end();
+}
+
+static void f_attention(void) {
+    page_write(at.kpages, at.vpages, op.in[1], op.in[2], &at.pages, 0, 0, d.t0 + d.Tc, d.NKV, d.HD);
+    attention_forward(op.out, at.lse, op.in[0], at.kpages, at.vpages, &at.pages, 0, d.t0, d.Tc, d.NH, d.NKV, d.HD, at.scratch);
+}
+
+static void b_attention(void) {
+    memset(at.pages.dkv_fresh, 1, (size_t)d.B * at.pages.NP);
+    attention_backward(op.din[0], at.dkpages, at.dvpages, at.delta, op.dout, op.out, at.lse, op.in[0], at.kpages, at.vpages,
+                       &at.pages, 0, 0, d.t0, d.Tc, d.NH, d.NKV, d.HD, at.scratch);
+    page_read_grad(op.din[1], op.din[2], at.dkpages, at.dvpages, &at.pages, 0, 0, d.t0 + d.Tc, d.NKV, d.HD);
+}
+
+/* {B, t0, Tc, NH, NKV, HD, P}: GQA ratios 1, 2, 3, 7; head sizes with and without padding; a short last page; a page
+   larger than the chunk's rows; chunks deep in the sequence and at its start; a group of over ATTENTION_ROWS heads. */
+static const int attention_shapes[][7] = {
+    {2, 0, 11, 2, 2, 6, 4},    {1, 12, 7, 2, 1, 8, 4},   {2, 6, 9, 6, 2, 4, 3},  {1, 8, 9, 7, 1, 2, 8},
+    {1, 10, 5, 3, 1, 40, 5},   {1, 0, 70, 1, 1, 4, 16},  {1, 3, 3, 4, 4, 16, 1}, {1, 16, 5, 2, 1, 64, 16},
+    {1, 64, 3, 70, 1, 2, 32},
+};
+
+static void test_attention_gradient(void) {
+    const double scales[] = {0.3, 1, 3};
+    for (int i = 0; i < COUNT(attention_shapes); i++) {
+        for (int s = 0; s < 3; s++) {
+            const int *a = attention_shapes[i];
+            Rng r = rng_stream(7, i, s);
+            char name[96];
+            snprintf(name, sizeof name, "attention B%d t0 %d Tc %d NH %d NKV %d HD %d P %d", a[0], a[1], a[2], a[3], a[4], a[5], a[6]);
+            attention_begin(a[0], a[1], a[2], a[3], a[4], a[5], a[6], scales[s], &r);
+            op_check(name, scales[s] / 3, f_attention, b_attention);
+            attention_end();
+        }
+    }
+}
+
+/* The forward against the formula, in double with a full row of scores. `scale` up to scores of 6e4 and more: an online
+   softmax that forgets its maximum overflows there. In float a score s of size S carries an error of about
+   S * sqrt(HD) * 2^-24, which moves the weights by as much; 8 times that is the bound, and 1e-6 where S is small. */
+static void test_attention_forward(void) {
+    const double scales[] = {1, 8, 90};
+    for (int i = 0; i < COUNT(attention_shapes); i++) {
+        for (int s = 0; s < 3; s++) {
+            const int *a = attention_shapes[i];
+            Rng r = rng_stream(8, i, s);
+            attention_begin(a[0], a[1], a[2], a[3], a[4], a[5], a[6], scales[s], &r);
+            f_attention();
+            const int end = d.t0 + d.Tc, G = d.NH / d.NKV;
+            double worst = 0, largest = 1, *score = (double *)xcalloc(end, sizeof(double));
+            for (int row = 0; row < d.B * d.Tc * d.NH; row++) {
+                const int h = row % d.NH, t = row / d.NH % d.Tc, b = row / d.NH / d.Tc, seen = d.t0 + t + 1;
+                double top = -INFINITY, sum = 0;
+                for (int j = 0; j < seen; j++) {
+                    double x = 0;
+                    for (int c = 0; c < d.HD; c++) x += (double)op.in[0][(size_t)row * d.HD + c] * op.in[1][(((size_t)b * end + j) * d.NKV + h / G) * d.HD + c];
+                    score[j] = x / sqrt(d.HD);
+                    top = fmax(top, score[j]);
+                    largest = fmax(largest, fabs(score[j]));
+                }
+                for (int j = 0; j < seen; j++) sum += exp(score[j] - top);
+                for (int c = 0; c < d.HD; c++) {
+                    double want = 0;
+                    for (int j = 0; j < seen; j++) want += exp(score[j] - top) / sum * op.in[2][(((size_t)b * end + j) * d.NKV + h / G) * d.HD + c];
+                    worst = fmax(worst, fabs((double)op.out[(size_t)row * d.HD + c] - want));
+                    if (!isfinite(op.out[(size_t)row * d.HD + c])) worst = INFINITY;
+                }
+                double lse = at.lse[((size_t)b * d.NH + h) * d.Tc + t];
+                worst = fmax(worst, fabs(lse - top - log(sum)) / largest);
+            }
+            double bound = is_double ? 1e-11 : 1e-6 + 8 * largest * sqrt(d.HD) * 6e-8;
+            check(worst < bound, "shape %d, scores up to %.3g: off by %.2e, bound %.2e", i, largest, worst, bound);
+            b_attention();
+            for (size_t k = 0; k < op.nout; k++) worst = isfinite(op.din[0][k]) ? worst : INFINITY;
+            for (size_t k = 0; k < op.n[1]; k++) worst = isfinite(op.din[1][k]) && isfinite(op.din[2][k]) ? worst : INFINITY;
+            check(isfinite(worst), "shape %d, scores up to %.3g: a gradient is not finite", i, largest);
+            free(score);
+            attention_end();
+        }
+    }
+}
+
+/* AdamW against its definition, three steps, in double. */
+static void test_adamw(void) {
+    Rng r = rng_stream(9, 0, 0);
+    floatX *w = random_floats(70, 1, &r), *m = random_floats(70, 0, &r), *v = random_floats(70, 0, &r), *g = random_floats(70, 1, &r);
+    double w0[70], m0[70] = {0}, v0[70] = {0};
+    for (int i = 0; i < 70; i++) w0[i] = w[i];
+    for (int step = 1; step <= 3; step++) {
+        adamw_update(w, m, v, g, 70, 0.01, 0.1, 0.5, step);
+        for (int i = 0; i < 70; i++) {
+            double gi = 0.5 * (double)g[i];
+            m0[i] = 0.9 * m0[i] + 0.1 * gi;
+            v0[i] = 0.95 * v0[i] + 0.05 * gi * gi;
+            w0[i] -= 0.01 * 0.1 * w0[i] + 0.01 * (m0[i] / (1 - pow(0.9, step))) / (sqrt(v0[i] / (1 - pow(0.95, step))) + 1e-8);
+            check(fabs(w[i] - w0[i]) < (is_double ? 1e-13 : 2e-6), "step %d: w[%d] is %.9g, not %.9g", step, i, (double)w[i], w0[i]);
+        }
+    }
+    free(w), free(m), free(v), free(g);
+}
+
+// ----------------------------------------------------------------------------------------------
+// the CPU's building blocks
+
+/* vec_exp within 2 ulp of double's exp over all of float's range; exact at the ends. */
+static void test_vec_exp(void) {
+    double worst = 0, worst_at = 0;
+    for (int i = 0; !is_double && i < 3000000; i++) {
+        float x = (float)(-87.29 + i * (87.29 + 88.69) / 3e6);
+        double want = exp((double)x), got = vec_exp(vec_set(x))[VL - 1];
+        float near = (float)want;
+        double error = fabs(got - want) / (double)(nextafterf(near, INFINITY) - near);
+        if (error > worst) worst = error, worst_at = x;
+    }
+    check(worst <= 2, "vec_exp(%g) is %.2f ulp off", worst_at, worst);
+    vecX ends = vec_exp(vec_set(-INFINITY));
+    check(ends[0] == 0, "exp(-inf) is %g", (double)ends[0]);
+    check(vec_exp(vec_set(INFINITY))[0] == (floatX)INFINITY, "exp(inf)");
+    check(vec_exp(vec_set(0))[0] == 1, "exp(0)");
+    check(isnan(vec_exp(vec_set((floatX)NAN))[0]), "exp(NaN) must stay NaN");
+}
+
+/* gemm against three loops in double: all transposes, sizes around the register tile and the cache blocks. In
+   float an element is a chain of K multiply-adds of terms of size 1: error below K * 2^-24 per unit, times 2. */
+static void test_gemm(void) {
+    const int sizes[][3] = {{1, 1, 1}, {1, 50, 7}, {13, 33, 20}, {12, 64, 256}, {31, 7, 300}, {200, 40, 33}, {5, 530, 257}, {67, 65, 1}};
+    for (int i = 0; i < COUNT(sizes); i++) {
+        const int M = sizes[i][0], N = sizes[i][1], K = sizes[i][2];
+        for (int mode = 0; mode < 8; mode++) {
+            const int ta = mode & 1, tb = mode >> 1 & 1, beta = mode >> 2;
+            Rng r = rng_stream(10, i, mode);
+            const size_t lda = (ta ? M : K) + 3, ldb = (tb ? K : N) + 1, ldc = N + 2;
+            floatX *A = random_floats((ta ? K : M) * lda, 1, &r), *B = random_floats((tb ? N : K) * ldb, 1, &r), *C = random_floats(M * ldc, 1, &r);
+            double *want = (double *)xcalloc((size_t)M * N, sizeof(double)), worst = 0;
+            for (int m = 0; m < M; m++) {
+                for (int n = 0; n < N; n++) {
+                    double sum = 0;
+                    for (int k = 0; k < K; k++) sum += (double)A[ta ? k * lda + m : m * lda + k] * (double)B[tb ? n * ldb + k : k * ldb + n];
+                    want[(size_t)m * N + n] = 0.5 * sum + (beta ? (double)C[m * ldc + n] : 0);
+                    if (!beta) C[m * ldc + n] = (floatX)NAN; /* beta = 0 must not read C */
+                }
+            }
+            floatX outside = C[N];
+            gemm(ta, tb, M, N, K, (floatX)0.5, A, lda, B, ldb, (floatX)beta, C, ldc);
+            for (int m = 0; m < M; m++) {
+                for (int n = 0; n < N; n++) worst = fmax(worst, isnan(C[m * ldc + n]) ? INFINITY : fabs((double)C[m * ldc + n] - want[(size_t)m * N + n]));
+            }
+            double bound = is_double ? 1e-13 * K : 2 * 6e-8 * K + 1e-6;
+            check(worst < bound, "gemm %d x %d x %d, ta %d, tb %d, beta %d: off by %.2e", M, N, K, ta, tb, beta, worst);
+            check(memcmp(&outside, &C[N], sizeof outside) == 0, "gemm %d x %d x %d wrote between the rows of C", M, N, K);
+            free(A), free(B), free(C), free(want);
+        }
+    }
+}
+
+/* An element's bits depend on its row, its column and K alone: any part of the product equals the whole. */
+static void test_gemm_bits(void) {
+    Rng r = rng_stream(11, 0, 0);
+    const int M = 61, N = 93, K = 300;
+    floatX *A = random_floats((size_t)M * K, 1, &r), *B = random_floats((size_t)K * N, 1, &r);
+    floatX *C = random_floats((size_t)M * N, 0, &r), *D = random_floats((size_t)M * N, 0, &r);
+    gemm(0, 0, M, N, K, 1, A, K, B, N, 0, C, N);
+    for (int trial = 0; trial < 30; trial++) {
+        int m = (int)rng_below(&r, M), n = (int)rng_below(&r, N), h = 1 + (int)rng_below(&r, M - m), w = 1 + (int)rng_below(&r, N - n);
+        gemm(0, 0, h, w, K, 1, A + (size_t)m * K, K, B + n, N, 0, D, N);
+        for (int i = 0; i < h; i++) check(memcmp(D + i * N, C + (size_t)(m + i) * N + n, w * sizeof(floatX)) == 0, "rows %d+%d, columns %d+%d: row %d differs", m, h, n, w, i);
+    }
+    free(A), free(B), free(C), free(D);
+}
+
+// ----------------------------------------------------------------------------------------------
+// models: the whole gradient
+
+typedef enum { FAMILY_GPT2, FAMILY_LLAMA, FAMILY_QWEN3, NUM_FAMILIES } Family;
+static const char *const family_names[] = {"gpt2", "llama", "qwen3"};
+
+/* Tiny models of every family: three layers, odd sizes, a head size that does not follow from C, padded vocabulary.
+   qwen3 stands for everything the presets leave out: QKV bias, qk-norm, an untied head. */
+static ModelConfig tiny_config(Family family, int G) {
+    ModelConfig m;
+    memset(&m, 0, sizeof m);
+    m.V = 37, m.Vp = 64, m.L = 3, m.C = 10, m.NKV = G == 7 ? 1 : 2, m.NH = m.NKV * G, m.HD = 6, m.F = 14;
+    m.norm = family == FAMILY_GPT2 ? NORM_LAYERNORM : NORM_RMSNORM;
+    m.pos = family == FAMILY_GPT2 ? POS_LEARNED : POS_ROPE;
+    m.mlp = family == FAMILY_GPT2 ? MLP_GELU : MLP_SWIGLU;
+    m.max_T = family == FAMILY_GPT2 ? 128 : 0;
+    m.bias = family == FAMILY_GPT2;
+    m.qkv_bias = family != FAMILY_LLAMA;
+    m.qk_norm = family == FAMILY_QWEN3;
+    m.tied = family != FAMILY_QWEN3;
+    m.norm_eps = 1e-5, m.rope_theta = 100, m.init_std = 0.4;
+    return m;
+}
+
+static TrainConfig tiny_run(int T, int B, int chunk_size, int P) {
+    TrainConfig run = train_config(&presets[0]);
+    run.T = T, run.B = B, run.chunk_size = chunk_size, run.P = P, run.grad_accum = 1;
+    return run;
+}
+
+/* A model with weights of every kind away from 0 and 1, a batch with masked targets, everything allocated. */
+typedef struct {
+    Model m;
+    Memory mem;
+    Batch batch;
+    Progress progress;
+} Trial;
+
+static Trial *trial_new(const ModelConfig *config, const TrainConfig *run) {
+    Trial *t = (Trial *)xcalloc(1, sizeof(Trial));
+    model_alloc(&t->m, &t->mem, config, run, 1);
+    batch_alloc(&t->batch, &t->mem, run);
+    memory_poison(&t->mem);
+    model_init(&t->m, 7);
+    Rng r = rng_stream(12, 0, 0);
+    for (int id = 0; id < NUM_TENSORS; id++) { /* biases and norm weights too */
+        for (int l = 0; l < (t->m.tensors[id].per_layer ? config->L : 1); l++) {
+            floatX *w = tensor(&t->m, t->m.params, (TensorId)id, l);
+            for (size_t i = 0; !t->m.tensors[id].decay && i < tensor_size(t->m.tensors, id); i++) w[i] += (floatX)(0.3 * rng_normal(&r));
+        }
+    }
+    for (size_t i = 0; i < t->batch.per_batch * run->grad_accum; i++) {
+        t->batch.inputs[i] = (int)rng_below(&r, config->V);
+        t->batch.targets[i] = rng_below(&r, 5) == 0 ? TARGET_MASKED : (int)rng_below(&r, config->V);
+    }
+    return t;
+}
+
+static void trial_free(Trial *t) {
+    model_free(&t->m);
+    memory_free_all(&t->mem);
+    free(t);
+}
+
+static double trial_gradients(Trial *t) { return step_gradients(&t->m, &t->batch, &t->progress); }
+
+static double largest_of(const floatX *g, size_t n) {
+    double x = 0;
+    for (size_t i = 0; i < n; i++) x = fmax(x, fabs((double)g[i]));
+    return x;
+}
+
+/* Largest difference of two gradients, tensor by tensor, relative to the tensor's largest element. A bias is measured
+   with its matrix, of which it is one more column (with input 1): alone, bk without RoPE has a gradient of
+   exactly zero, because a constant added to all keys leaves a softmax as it is. Names the worst tensor. */
+static double gradient_difference(const Model *m, const floatX *a, const floatX *b, const char **name) {
+    double worst = 0;
+    *name = "none";
+    for (int id = 0; id < NUM_TENSORS; id++) {
+        const size_t n = tensor_size(m->tensors, id);
+        for (int l = 0; n && l < (m->tensors[id].per_layer ? m->config.L : 1); l++) {
+            const size_t o = tensor_offset(m->tensors, m->config.L, id, l);
+            double largest = fmax(largest_of(b + o, n), 1e-30), off = 0;
+            if (m->tensors[id].name[0] == 'b') largest = fmax(largest, largest_of(b + tensor_offset(m->tensors, m->config.L, id - 1, l), tensor_size(m->tensors, id - 1)));
+            for (size_t i = 0; i < n; i++) off = isfinite(a[o + i]) ? fmax(off, fabs((double)a[o + i] - (double)b[o + i])) : INFINITY;
+            if (off / largest > worst) worst = off / largest, *name = m->tensors[id].name;
+        }
+    }
+    return worst;
+}
+
+/* The one-chunk run against the loss itself: every tensor of every layer, along a random direction and at two single
+   elements, by 4-point differences. The loss is of order 1, so its rounding enters as 1e-16 / h = 1e-12. */
+static void test_model_gradient(void) {
+    for (int family = 0; family < NUM_FAMILIES; family++) {
+        for (int G = 1; G <= 3; G++) {
+            const ModelConfig config = tiny_config((Family)family, G);
+            const TrainConfig run = tiny_run(21, 2, 21 * 8, 8);
+            Trial *t = trial_new(&config, &run);
+            Model *m = &t->m;
+            trial_gradients(t);
+            floatX *g = (floatX *)xcalloc(m->num_params, sizeof(floatX)), *w0 = (floatX *)xcalloc(m->num_params, sizeof(floatX));
+            memcpy(g, m->grads, m->num_params * sizeof(floatX));
+            memcpy(w0, m->params, m->num_params * sizeof(floatX));
+            const double scored = (double)count_scored(t->batch.targets, t->batch.per_batch);
+            Rng r = rng_stream(13, family, G);
+            for (int id = 0; id < NUM_TENSORS; id++) {
+                const size_t n = tensor_size(m->tensors, id);
+                for (int l = 0; n && l < (m->tensors[id].per_layer ? config.L : 1); l++) {
+                    const size_t o = tensor_offset(m->tensors, config.L, id, l);
+                    for (int trial = 0; trial < 3; trial++) {
+                        floatX *dir = random_floats(n, 1, &r);
+                        size_t one = rng_below(&r, id == WTE || id == WHEAD ? (size_t)config.V * config.C : n);
+                        for (size_t i = 0; trial && i < n; i++) dir[i] = i == one;
+                        double slope = 0, f[4];
+                        for (size_t i = 0; i < n; i++) slope += (double)dir[i] * (double)g[o + i];
+                        const double h = 1e-4;
+                        const int step[4] = {1, -1, 2, -2};
+                        for (int j = 0; j < 4; j++) {
+                            for (size_t i = 0; i < n; i++) m->params[o + i] = w0[o + i] + (floatX)(step[j] * h) * dir[i];
+                            f[j] = sequence_step(m, t->batch.inputs, t->batch.targets, 0, 0, NULL, NULL, &t->progress) / scored;
+                        }
+                        memcpy(m->params + o, w0 + o, n * sizeof(floatX));
+                        double numeric = (8 * (f[0] - f[1]) - (f[2] - f[3])) / (12 * h);
+                        check(fabs(numeric - slope) < 1e-8 * (1 + fabs(slope)), "%s G %d: %s of layer %d: difference %.12g, gradient %.12g", family_names[family], G, m->tensors[id].name, l, numeric, slope);
+                        free(dir);
+                    }
+                }
+            }
+            free(g), free(w0);
+            trial_free(t);
+        }
+    }
+}
+
+/* Every schedule against the one-chunk, one-page run: chunk {P, 2P, 3P, >= T} x P {1, 7, 16} x T {below one page, odd,
+   multiple of all, one more} x families x GQA ratios. double: 1e-10. float: a gradient is a sum of at most B * T terms
+   that went through some 30 roundings each; two orders of the same sum differ by a few sqrt(B T) * 2^-24 of its largest
+   element when terms do not cancel, and we allow a factor 20 for those that do: 20 * sqrt(194) * 6e-8 = 1.7e-5. The
+   scale in gradient_difference is the largest element, so this is tight: a missing page shows up at 1e-2. */
+static void test_schedule_sweep(void) {
+    const int pages[] = {1, 7, 16}, ratios[] = {1, 2, 3, 7};
+    const double bound = is_double ? 1e-10 : 1.7e-5;
+    double worst_of_all = 0;
+    for (int family = 0; family < NUM_FAMILIES; family++) {
+        for (int g = 0; g < 4; g++) {
+            for (int p = 0; p < 3; p++) {
+                const int P = pages[p], lengths[] = {P > 1 ? P - 1 : 1, (5 * P + P / 2) | 1, 6 * P, 6 * P + 1};
+                for (int i = 0; i < 4; i++) {
+                    const int T = lengths[i], chunks[] = {P, 2 * P, 3 * P, (int)round_up(T, P)};
+                    const ModelConfig config = tiny_config((Family)family, ratios[g]);
+                    TrainConfig run = tiny_run(T, 2, T, T);
+                    Trial *ref = trial_new(&config, &run);
+                    const double loss = trial_gradients(ref);
+                    for (int c = 0; c < 4; c++) {
+                        run = tiny_run(T, 2, chunks[c], P);
+                        Trial *t = trial_new(&config, &run);
+                        const char *name;
+                        const double l = trial_gradients(t), off = gradient_difference(&t->m, t->m.grads, ref->m.grads, &name);
+                        worst_of_all = fmax(worst_of_all, off);
+                        check(off < bound && fabs(l - loss) < bound, "%s G %d, T %d, chunk %d, page %d: %s off by %.2e, loss %.12g, not %.12g", family_names[family], ratios[g], T, chunks[c], P, name, off, l, loss);
+                        check(pages_in_use(&t->m.pages) == 0, "pages left in use");
+                        trial_free(t);
+                    }
+                    trial_free(ref);
+                }
+            }
+        }
+    }
+    printf("    worst difference from the one-chunk run: %.2e (bound %.1e)\n", worst_of_all, bound);
+}
+
+/* Runs the same step twice, the second time changed; every bit of loss and gradient must be the same. */
+static void check_same_bits(const char *what, Trial *a, Trial *b) {
+    const double la = trial_gradients(a), lb = trial_gradients(b);
+    check(la == lb, "%s: loss %.17g against %.17g", what, la, lb);
+    check(memcmp(a->m.grads, b->m.grads, a->m.num_params * sizeof(floatX)) == 0, "%s: gradients differ", what);
+}
+
+static void test_bits_recompute(void) {
+    for (int family = 0; family < NUM_FAMILIES; family++) {
+        const ModelConfig config = tiny_config((Family)family, 2);
+        for (int chunk = 8; chunk <= 128; chunk *= 4) {
+            TrainConfig run = tiny_run(97, 2, chunk, 8);
+            Trial *a = trial_new(&config, &run);
+            run.recompute = RECOMPUTE_LAYER;
+            Trial *b = trial_new(&config, &run);
+            check_same_bits(family_names[family], a, b);
+            trial_free(a), trial_free(b);
+        }
+    }
+}
+
+static void test_bits_threads(void) {
+    const int before = max_threads();
+    for (int family = 0; family < NUM_FAMILIES; family++) {
+        ModelConfig config = tiny_config((Family)family, 2);
+        config.C = 96, config.F = 200, config.V = 301, config.Vp = 320; /* large enough for every loop to be divided */
+        const TrainConfig run = tiny_run(125, 2, 48, 16);
+        set_threads(1);
+        Trial *a = trial_new(&config, &run);
+        trial_gradients(a);
+        const double norm = grad_norm(a->m.norm_partial, a->m.grads, a->m.num_params);
+        const int counts[] = {2, 4, 7};
+        for (int i = 0; i < 3; i++) {
+            set_threads(counts[i]);
+            Trial *b = trial_new(&config, &run);
+            trial_gradients(b);
+            check(memcmp(a->m.grads, b->m.grads, a->m.num_params * sizeof(floatX)) == 0, "%s: %d threads differ from 1", family_names[family], counts[i]);
+            check(norm == grad_norm(b->m.norm_partial, b->m.grads, b->m.num_params), "%s: grad_norm with %d threads", family_names[family], counts[i]);
+            trial_free(b);
+        }
+        trial_free(a);
+    }
+    set_threads(before);
+}
+
+/* Nothing that is not written in a step may reach its result: all scratch and all pages are NaN before it. */
+static void test_bits_poison(void) {
+    for (int family = 0; family < NUM_FAMILIES; family++) {
+        for (int carry = CARRY_EXACT; carry <= CARRY_NONE; carry++) {
+            const ModelConfig config = tiny_config((Family)family, 3);
+            TrainConfig run = tiny_run(45, 2, 16, 8);
+            run.carry = carry;
+            Trial *a = trial_new(&config, &run), *b = trial_new(&config, &run);
+            for (size_t i = 0; i < b->m.num_params; i++) b->m.grads[i] = (floatX)NAN;
+            trial_gradients(a);
+            memory_poison(&b->mem);
+            check_same_bits(family_names[family], a, b); /* a's second step, on warm buffers, against b's first */
+            trial_free(a), trial_free(b);
+        }
+    }
+}
+
+/* Batch A, then B, then A again: both A are the same. Then a long sequence between, through the same buffers. */
+static void test_bits_aba(void) {
+    const ModelConfig config = tiny_config(FAMILY_LLAMA, 2);
+    const TrainConfig run = tiny_run(61, 2, 16, 8);
+    Trial *t = trial_new(&config, &run), *fresh = trial_new(&config, &run);
+    trial_gradients(t);
+    for (size_t i = 0; i < t->batch.per_batch; i++) t->batch.inputs[i] = (t->batch.inputs[i] + 5) % config.V;
+    trial_gradients(t);
+    sequence_step(&t->m, t->batch.inputs, t->batch.targets, 0, 0, NULL, NULL, &t->progress); /* and a validation */
+    memcpy(t->batch.inputs, fresh->batch.inputs, t->batch.per_batch * sizeof(int));
+    check_same_bits("A, B, A", t, fresh);
+    trial_free(t), trial_free(fresh);
+}
+
+/* Validation sees the losses that training sees, bit for bit, for any schedule of the same pages. */
+static void test_bits_forward(void) {
+    for (int family = 0; family < NUM_FAMILIES; family++) {
+        const ModelConfig config = tiny_config((Family)family, 2);
+        double first = 0;
+        for (int chunk = 8; chunk <= 64; chunk *= 2) {
+            const TrainConfig run = tiny_run(61, 1, chunk, 8);
+            Trial *t = trial_new(&config, &run);
+            floatX *train = random_floats(61, 0, &(Rng){1}), *val = random_floats(61, 0, &(Rng){1});
+            sequence_step(&t->m, t->batch.inputs, t->batch.targets, 1, 1, train, NULL, &t->progress);
+            double sum = sequence_step(&t->m, t->batch.inputs, t->batch.targets, 0, 0, val, NULL, &t->progress);
+            check(memcmp(train, val, 61 * sizeof(floatX)) == 0, "%s, chunk %d: training and validation losses differ", family_names[family], chunk);
+            if (chunk == 8) first = sum;
+            check(sum == first, "%s: chunk %d changes the bits of the loss: %.17g, not %.17g", family_names[family], chunk, sum, first);
+            free(train), free(val);
+            trial_free(t);
+        }
+    }
+}
+
+/* Causality: another token at j changes no loss before j - 1, not by one bit, in any chunk layout. (The loss at
+   j - 1 changes through its target alone, which is held fixed here, so that one must not change either.) */
+static void test_causal(void) {
+    for (int family = 0; family < NUM_FAMILIES; family++) {
+        const ModelConfig config = tiny_config((Family)family, 2);
+        for (int chunk = 8; chunk <= 64; chunk *= 2) {
+            const TrainConfig run = tiny_run(50, 1, chunk, 8);
+            Trial *t = trial_new(&config, &run);
+            for (int i = 0; i < 50; i++) t->batch.targets[i] = i % config.V;
+            floatX before[50], after[50];
+            sequence_step(&t->m, t->batch.inputs, t->batch.targets, 0, 0, before, NULL, &t->progress);
+            for (int j = 0; j < 50; j += 7) {
+                const int old = t->batch.inputs[j];
+                t->batch.inputs[j] = (old + 1) % config.V;
+                sequence_step(&t->m, t->batch.inputs, t->batch.targets, 0, 0, after, NULL, &t->progress);
+                check(memcmp(before, after, j * sizeof(floatX)) == 0, "%s, chunk %d: token %d reaches losses before it", family_names[family], chunk, j);
+                check(before[j] != after[j] && before[49] != after[49], "%s, chunk %d: token %d does not reach the losses after it", family_names[family], chunk, j);
+                t->batch.inputs[j] = old;
+            }
+            trial_free(t);
+        }
+    }
+}
+
+/* --carry none is exact within its own rule: dK, dV of a chunk come from its own queries alone. Against the exact gradient
+   of a loss that scores one chunk only, summed over the chunks... holds for one layer and for its wk and wv only when
+   earlier chunks' keys are constants: so the check is that chunk by chunk the gradient equals that of a run in which
+   every other chunk is masked and its tokens' keys are not trained, i.e. exact minus what crosses the edge. With one chunk
+   both modes are the same bits; with several they must differ. */
+static void test_carry(void) {
+    const ModelConfig config = tiny_config(FAMILY_LLAMA, 2);
+    for (int chunk = 16; chunk <= 64; chunk *= 2) {
+        TrainConfig run = tiny_run(61, 2, chunk, 8);
+        Trial *exact = trial_new(&config, &run);
+        run.carry = CARRY_NONE;
+        Trial *none = trial_new(&config, &run);
+        const char *name;
+        const double le = trial_gradients(exact), ln = trial_gradients(none), off = gradient_difference(&none->m, none->m.grads, exact->m.grads, &name);
+        check(fabs(le - ln) < 1e-6, "chunk %d: carry changes the loss: %.9g, %.9g", chunk, le, ln);
+        check(chunk == 64 ? off == 0 : off > 1e-3, "chunk %d: carry none differs from exact by %.2e", chunk, off);
+        trial_free(exact), trial_free(none);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------
+
+typedef struct {
+    const char *name;
+    void (*run)(void);
+    int builds; /* 1: float, 2: double, 3: both */
+} Test;
+
+static const Test tests[] = {
+    {"vec_exp", test_vec_exp, 3},
+    {"gemm", test_gemm, 3},
+    {"gemm_bits", test_gemm_bits, 3},
+    {"embedding", test_embedding, 2},
+    {"norm", test_norm, 2},
+    {"matmul", test_matmul, 2},
+    {"rope", test_rope, 2},
+    {"activation", test_activation, 2},
+    {"classifier", test_classifier, 2},
+    {"attention_gradient", test_attention_gradient, 2},
+    {"attention_forward", test_attention_forward, 3},
+    {"adamw", test_adamw, 3},
+    {"model_gradient", test_model_gradient, 2},
+    {"schedule_sweep", test_schedule_sweep, 3},
+    {"bits_recompute", test_bits_recompute, 3},
+    {"bits_threads", test_bits_threads, 3},
+    {"bits_poison", test_bits_poison, 3},
+    {"bits_aba", test_bits_aba, 3},
+    {"bits_forward", test_bits_forward, 3},
+    {"causal", test_causal, 3},
+    {"carry", test_carry, 3},
+};
+
+int main(int argc, char **argv) {
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    printf("test_oomb, floatX = %s\n", is_double ? "double" : "float");
+    for (int i = 0; i < COUNT(tests); i++) {
+        if (!(tests[i].builds >> is_double & 1) || (argc > 1 && !strstr(tests[i].name, argv[1]))) continue;
+        const double start = now_ms();
+        failed_here = 0;
+        tests[i].run();
+        printf("  %-20s %s  %.1f s\n", tests[i].name, failed_here ? "FAILED" : "ok    ", (now_ms() - start) * 1e-3);
+    }
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}

@@ -1,0 +1,1413 @@
+/* train_oomb.c: trains GPT-2 and LLaMA style models on sequences of any length in the memory of
+   one chunk plus the pages, on a CPU. It is also the oracle of the CUDA program: same parts, same
+   names, same order.
+
+   Dimensions: B sequences of T tokens; C channels; V (padded Vp) vocabulary; L layers; NH query
+   heads, NKV key/value heads, head size HD, G = NH / NKV; F MLP width; chunks of chunk_size tokens,
+   this one from position t0 on with Tc tokens; pages of P tokens. BT stands for B * Tc rows.
+
+   The algorithm, for one batch of sequences (sequence_step):
+
+     fill, chunk 0 .. N-2             each layer: K, V of the chunk into its pages;
+                                      attention over all pages so far; next layer.
+                                      Nothing else is kept.
+     backward, chunk N-1 .. 0         1. the same forward again, now keeping activations
+                                         (K, V are in the pages, except for the last chunk)
+                                      2. loss, in slices of tokens
+                                      3. layers in reverse; attention adds to dK, dV of every
+                                         page that the chunk attended to
+                                      4. all later chunks have already done so: the chunk's own
+                                         dK, dV are complete, and go on into wk, wv and x
+                                      5. its pages are given back
+
+   This is the exact gradient of the whole sequence. What is held at once: activations of one
+   chunk, and K, V, dK, dV of every token.
+
+   Order of the file: the ops in data-flow order, each backward under its forward; the model and
+   its memory; a layer forward and backward, as mirror images; a chunk; a sequence; a step; main.
+
+   Write modes of the backward ops: parameter gradients +=; the residual stream's gradient +=;
+   other activation gradients = (unless an argument `accumulate` says otherwise); dK, dV pages: the
+   first touch writes, later touches add.
+
+   Repeatable bits: every sum has an order fixed by the shapes. Threads divide rows, columns, heads
+   or pages between them, never a sum. */
+#include "kernels/gemm.h"
+#include "oomb/args.h"
+#include "oomb/dataloader.h"
+#include "oomb/logger.h"
+#include "oomb/memory.h"
+#include "oomb/pages.h"
+#include "oomb/tensors.h"
+
+/* Columns that one thread takes of a sum over rows. */
+enum { COLUMN_BLOCK = 64 };
+
+// ----------------------------------------------------------------------------------------------
+// embedding: x = wte[token] + wpe[position]
+
+/* x (B, Tc, C) =; inputs (B, T), of which columns t0 .. t0+Tc-1 are read; wte (Vp, C);
+   wpe (max_T, C), or NULL with RoPE. */
+static void embedding_forward(floatX *x, const int *inputs, const floatX *wte, const floatX *wpe, int B, int T,
+                              int t0, int Tc, int C) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < B; b++) {
+        for (int t = 0; t < Tc; t++) {
+            floatX *out = x + ((size_t)b * Tc + t) * C;
+            const floatX *token = wte + (size_t)inputs[(size_t)b * T + t0 + t] * C;
+            memcpy(out, token, (size_t)C * sizeof(floatX));
+            if (!wpe) continue;
+            const floatX *position = wpe + (size_t)(t0 + t) * C;
+            for (int c = 0; c < C; c++) out[c] += position[c];
+        }
+    }
+}
+
+/* dwte += and dwpe +=, from dx (B, Tc, C). Two rows may hold the same token, so threads divide the
+   columns and each goes through the rows in order. */
+static void embedding_backward(floatX *dwte, floatX *dwpe, const floatX *dx, const int *inputs, int B, int T,
+                               int t0, int Tc, int C) {
+#pragma omp parallel for
+    for (int c0 = 0; c0 < C; c0 += COLUMN_BLOCK) {
+        int c1 = c0 + COLUMN_BLOCK < C ? c0 + COLUMN_BLOCK : C;
+        for (int b = 0; b < B; b++) {
+            for (int t = 0; t < Tc; t++) {
+                const floatX *d = dx + ((size_t)b * Tc + t) * C;
+                floatX *dtoken = dwte + (size_t)inputs[(size_t)b * T + t0 + t] * C;
+                for (int c = c0; c < c1; c++) dtoken[c] += d[c];
+                if (!dwpe) continue;
+                floatX *dposition = dwpe + (size_t)(t0 + t) * C;
+                for (int c = c0; c < c1; c++) dposition[c] += d[c];
+            }
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------------------------
+// norm: layernorm (Ba et al. 2016) or, without a mean, rmsnorm (Zhang and Sennrich 2019)
+
+/* out (rows, C) = (x - mean) * rstd * w + b. Saves mean (rows) and rstd (rows). mean NULL: rmsnorm,
+   rstd = 1 / sqrt(average of x^2 + eps). b may be NULL. */
+static void norm_forward(floatX *out, floatX *mean, floatX *rstd, const floatX *x, const floatX *w,
+                         const floatX *b, size_t rows, int C, double eps) {
+#pragma omp parallel for
+    for (size_t r = 0; r < rows; r++) {
+        const floatX *xr = x + r * C;
+        floatX *o = out + r * C;
+        floatX mu = mean ? vec_sum(xr, C) / C : 0;
+        for (int c = 0; c < C; c++) o[c] = xr[c] - mu;
+        floatX s = 1 / (floatX)sqrt((double)(vec_dot(o, o, C) / C) + eps);
+        for (int c = 0; c < C; c++) o[c] = o[c] * s * w[c] + (b ? b[c] : 0);
+        if (mean) mean[r] = mu;
+        rstd[r] = s;
+    }
+}
+
+/* dx (rows, C) += if accumulate, else = (then dx may be dout itself); dw +=, db +=.
+   With xhat = (x - mean) * rstd, out = xhat * w + b:
+     dxhat = dout * w;  dx = rstd * (dxhat - [average of dxhat] - xhat * average of dxhat * xhat),
+   the bracket for layernorm only. */
+static void norm_backward(floatX *dx, floatX *dw, floatX *db, const floatX *dout, const floatX *x, const floatX *w,
+                          const floatX *mean, const floatX *rstd, size_t rows, int C, int accumulate) {
+#pragma omp parallel for
+    for (int c0 = 0; c0 < C; c0 += COLUMN_BLOCK) {
+        int n = c0 + COLUMN_BLOCK < C ? COLUMN_BLOCK : C - c0;
+        floatX sw[COLUMN_BLOCK] = {0}, sb[COLUMN_BLOCK] = {0};
+        for (size_t r = 0; r < rows; r++) {
+            const floatX *d = dout + r * C + c0, *xr = x + r * C + c0;
+            floatX mu = mean ? mean[r] : 0, s = rstd[r];
+            for (int c = 0; c < n; c++) {
+                sw[c] += d[c] * ((xr[c] - mu) * s);
+                sb[c] += d[c];
+            }
+        }
+        for (int c = 0; c < n; c++) dw[c0 + c] += sw[c];
+        for (int c = 0; db && c < n; c++) db[c0 + c] += sb[c];
+    }
+#pragma omp parallel for
+    for (size_t r = 0; r < rows; r++) {
+        const floatX *d = dout + r * C, *xr = x + r * C;
+        floatX *o = dx + r * C;
+        floatX mu = mean ? mean[r] : 0, s = rstd[r];
+        vecX vs = {0}, vp = {0}; /* lane sums of dxhat and dxhat * xhat */
+        for (int c = 0; c < C; c += VL) {
+            size_t n = C - c;
+            vecX dxhat = vec_load_part(d + c, n) * vec_load_part(w + c, n);
+            vs += dxhat;
+            vp += dxhat * ((vec_load_part(xr + c, n) - mu) * s);
+        }
+        floatX a = 0, p = 0;
+        for (int j = 0; j < VL; j++) {
+            a += vs[j];
+            p += vp[j];
+        }
+        a = mean ? a / C : 0;
+        p /= C;
+        for (int c = 0; c < C; c++) {
+            floatX g = s * (d[c] * w[c] - a - (xr[c] - mu) * s * p);
+            o[c] = accumulate ? o[c] + g : g;
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------------------------
+// matmul: out = x w^T + bias
+
+/* out (rows, OC) = or += (accumulate) x (rows, C) w (OC, C)^T + bias (OC, or NULL). */
+static void matmul_forward(floatX *out, const floatX *x, const floatX *w, const floatX *bias, size_t rows, int C,
+                           int OC, int accumulate) {
+    if (bias) {
+#pragma omp parallel for
+        for (size_t r = 0; r < rows; r++) {
+            floatX *o = out + r * OC;
+            for (int c = 0; c < OC; c++) o[c] = (accumulate ? o[c] : 0) + bias[c];
+        }
+    }
+    gemm(0, 1, rows, OC, C, 1, x, C, w, C, bias || accumulate ? 1 : 0, out, OC);
+}
+
+/* dx (rows, C) = or += (accumulate) dout w; dw (OC, C) += dout^T x; dbias (OC, or NULL) += sum over rows of
+   dout. */
+static void matmul_backward(floatX *dx, floatX *dw, floatX *dbias, const floatX *dout, const floatX *x,
+                            const floatX *w, size_t rows, int C, int OC, int accumulate) {
+    gemm(0, 0, rows, C, OC, 1, dout, OC, w, C, accumulate, dx, C);
+    gemm(1, 0, OC, C, rows, 1, dout, OC, x, C, 1, dw, C);
+    if (!dbias) return;
+#pragma omp parallel for
+    for (int c0 = 0; c0 < OC; c0 += COLUMN_BLOCK) {
+        int n = c0 + COLUMN_BLOCK < OC ? COLUMN_BLOCK : OC - c0;
+        floatX sum[COLUMN_BLOCK] = {0};
+        for (size_t r = 0; r < rows; r++) {
+            for (int c = 0; c < n; c++) sum[c] += dout[r * OC + c0 + c];
+        }
+        for (int c = 0; c < n; c++) dbias[c0 + c] += sum[c];
+    }
+}
+
+// ----------------------------------------------------------------------------------------------
+// rope: rotary positions (Su et al. 2021), channel i paired with channel i + HD/2 (as in LLaMA's
+// Hugging Face weights)
+
+/* cosine, sine (Tc, HD / 2) = of position * theta^(-2i / HD), for positions t0 .. t0+Tc-1. In double:
+   a float angle loses a radian's digits beyond a few million tokens. */
+static void rope_table(floatX *cosine, floatX *sine, int t0, int Tc, int HD, double theta) {
+    int half = HD / 2;
+#pragma omp parallel for
+    for (int t = 0; t < Tc; t++) {
+        for (int i = 0; i < half; i++) {
+            double angle = (t0 + t) * pow(theta, -2.0 * i / HD);
+            cosine[(size_t)t * half + i] = (floatX)cos(angle);
+            sine[(size_t)t * half + i] = (floatX)sin(angle);
+        }
+    }
+}
+
+/* x (B, Tc, heads, HD), in place. */
+static void rope_forward(floatX *x, const floatX *cosine, const floatX *sine, int B, int Tc, int heads, int HD) {
+    int half = HD / 2;
+#pragma omp parallel for
+    for (size_t r = 0; r < (size_t)B * Tc; r++) {
+        const floatX *co = cosine + r % Tc * half, *si = sine + r % Tc * half;
+        for (int h = 0; h < heads; h++) {
+            floatX *a = x + (r * heads + h) * HD, *b = a + half;
+            for (int i = 0; i < half; i++) {
+                floatX u = a[i], v = b[i];
+                a[i] = u * co[i] - v * si[i];
+                b[i] = v * co[i] + u * si[i];
+            }
+        }
+    }
+}
+
+/* dx (B, Tc, heads, HD), in place: the transpose of the map above. */
+static void rope_backward(floatX *dx, const floatX *cosine, const floatX *sine, int B, int Tc, int heads, int HD) {
+    int half = HD / 2;
+#pragma omp parallel for
+    for (size_t r = 0; r < (size_t)B * Tc; r++) {
+        const floatX *co = cosine + r % Tc * half, *si = sine + r % Tc * half;
+        for (int h = 0; h < heads; h++) {
+            floatX *da = dx + (r * heads + h) * HD, *db = da + half;
+            for (int i = 0; i < half; i++) {
+                floatX u = da[i], v = db[i];
+                da[i] = u * co[i] + v * si[i];
+                db[i] = v * co[i] - u * si[i];
+            }
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------------------------
+// pages: the chunk's keys and values into their pages, and the gradients out of theirs
+
+/* Head h of a page: (P, HD), contiguous. A pool is (slots, NKV, P, HD). */
+static inline size_t page_tile(int slot, int h, int NKV, int P, int HD) {
+    assert(slot >= 0); /* an absent page is a bug in the schedule, never a buffer of zeros */
+    return ((size_t)slot * NKV + h) * P * HD;
+}
+
+/* The chunk's pages of layer l in kpages, vpages = k, v (B, Tc, NKV, HD). Rows past the end of a short page
+   become zero: a masked weight of 0 times whatever was there could be NaN. */
+static void page_write(floatX *kpages, floatX *vpages, const floatX *k, const floatX *v, const PageTable *pages,
+                       int l, int t0, int Tc, int NKV, int HD) {
+    const int P = pages->P, p0 = t0 / P, n = (int)ceil_div(Tc, P);
+    const size_t row = (size_t)HD * sizeof(floatX);
+#pragma omp parallel for collapse(3)
+    for (int b = 0; b < pages->B; b++) {
+        for (int p = 0; p < n; p++) {
+            for (int h = 0; h < NKV; h++) {
+                size_t tile = page_tile(pages->kv_slot[pages_row(pages, l, b) + p0 + p], h, NKV, P, HD);
+                for (int j = 0; j < P; j++) {
+                    int t = p * P + j;
+                    size_t from = (((size_t)b * Tc + t) * NKV + h) * HD, to = tile + (size_t)j * HD;
+                    if (t < Tc) {
+                        memcpy(kpages + to, k + from, row);
+                        memcpy(vpages + to, v + from, row);
+                    } else {
+                        memset(kpages + to, 0, row);
+                        memset(vpages + to, 0, row);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* dk, dv (B, Tc, NKV, HD) = the chunk's pages of layer l in dkpages, dvpages. */
+static void page_read_grad(floatX *dk, floatX *dv, const floatX *dkpages, const floatX *dvpages,
+                           const PageTable *pages, int l, int t0, int Tc, int NKV, int HD) {
+    const int P = pages->P, p0 = t0 / P;
+    const size_t row = (size_t)HD * sizeof(floatX);
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < pages->B; b++) {
+        for (int t = 0; t < Tc; t++) {
+            for (int h = 0; h < NKV; h++) {
+                size_t tile = page_tile(pages->dkv_slot[pages_row(pages, l, b) + p0 + t / P], h, NKV, P, HD);
+                size_t from = tile + (size_t)(t % P) * HD, to = (((size_t)b * Tc + t) * NKV + h) * HD;
+                memcpy(dk + to, dkpages + from, row);
+                memcpy(dv + to, dvpages + from, row);
+            }
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------------------------
+// attention over pages (online softmax: Milakov and Gimelshein 2018; tiles and backward as in
+// FlashAttention-2, Dao 2023). No T x T matrix; a tile of scores exists for one page at a time.
+//
+// A query tile packs the G heads that share a key/value head: row r is query r / G, head r % G, so
+// that each key tile serves the whole group. In the query-stationary loops scores are kept
+// transposed, (keys, rows): a vector then spans queries, and max, sum and exp need no shuffles.
+
+enum { ATTENTION_ROWS = 64 }; /* rows of a query tile, unless the group alone has more */
+
+static inline int tile_queries(int G) { return G < ATTENTION_ROWS ? ATTENTION_ROWS / G : 1; }
+
+/* Elements of scratch that one thread of the three loops below needs. */
+static size_t attention_scratch_size(int P, int G, int HD) {
+    size_t R = round_up((size_t)tile_queries(G) * G, GEMM_NR), D = round_up(HD, GEMM_NR), Pp = round_up(P, GEMM_NR);
+    size_t forward = HD * R + P * R + R * D + 3 * R + P * D;
+    size_t dq = 2 * HD * R + 2 * P * R + R * D + 2 * R + P * D;
+    size_t dkv = 2 * HD * Pp + 2 * ATTENTION_ROWS * Pp + 2 * P * D + 2 * ATTENTION_ROWS * D;
+    return round_up(max_size(forward, max_size(dq, dkv)), 64 / sizeof(floatX));
+}
+
+/* n elements off the front of *stack */
+static inline floatX *take(floatX **stack, size_t n) {
+    floatX *p = *stack;
+    *stack += n;
+    return p;
+}
+
+/* to (K, W) = the transpose of n rows of K elements, `stride` apart; columns n .. W-1 zero. */
+static void tile_transpose(floatX *to, size_t W, const floatX *from, size_t stride, size_t n, size_t K) {
+    gemm_pack_panel(to, W, from, stride, 1, n, K);
+}
+
+/* Rows of HD elements as gemm_tile's B operand, which is read GEMM_NR columns at a time: where HD is no
+   multiple of that, a copy with zeros behind each row. Sets *ld to the distance between rows. */
+static const floatX *tile_pad(floatX *copy, const floatX *rows, size_t stride, size_t n, size_t HD, size_t *ld) {
+    size_t D = round_up(HD, GEMM_NR);
+    *ld = D == HD ? stride : D;
+    if (D == HD) return rows;
+    memset(copy, 0, n * D * sizeof(floatX));
+    for (size_t i = 0; i < n; i++) memcpy(copy + i * D, rows + i * stride, HD * sizeof(floatX));
+    return copy;
+}
+
+/* to (HD, R) = queries t .. t+n-1 of key/value head h's group, from q (B, Tc, NH, HD), transposed. */
+static void tile_gather(floatX *to, size_t R, const floatX *q, int b, int t, int n, int Tc, int h, int NH, int G, int HD) {
+    memset(to, 0, HD * R * sizeof(floatX));
+    for (int r = 0; r < n * G; r++) {
+        const floatX *row = q + (((size_t)b * Tc + t + r / G) * NH + h * G + r % G) * HD;
+        for (int d = 0; d < HD; d++) to[d * R + r] = row[d];
+    }
+}
+
+/* attn (B, Tc, NH, HD) = softmax(scale q k^T) v, causal, over pages 0 .. the chunk's last;
+   lse (B, NH, Tc) = log of the sum of exp(scale q k). q (B, Tc, NH, HD). Pages are visited in ascending order
+   and the running maximum, sum and output are left unnormalised until the end. */
+static void attention_forward(floatX *attn, floatX *lse, const floatX *q, const floatX *kpages,
+                              const floatX *vpages, const PageTable *pages, int l, int t0, int Tc, int NH, int NKV,
+                              int HD, floatX *scratch) {
+    const int P = pages->P, G = NH / NKV, QT = tile_queries(G), tiles = (int)ceil_div(Tc, QT);
+    const size_t R = round_up((size_t)QT * G, GEMM_NR), D = round_up(HD, GEMM_NR);
+    const size_t scratch_size = attention_scratch_size(P, G, HD);
+    const floatX scale = (floatX)(1 / sqrt((double)HD));
+#pragma omp parallel for collapse(3) schedule(dynamic)
+    for (int b = 0; b < pages->B; b++) {
+        for (int h = 0; h < NKV; h++) {
+            for (int tile = 0; tile < tiles; tile++) {
+                floatX *s = scratch + thread_id() * scratch_size;
+                floatX *qT = take(&s, HD * R), *sT = take(&s, P * R), *o = take(&s, R * D), *m = take(&s, R),
+                       *sum = take(&s, R), *carry = take(&s, R), *vcopy = take(&s, P * D);
+                const int t = tile * QT, n = Tc - t < QT ? Tc - t : QT, first = t0 + t, last = first + n - 1;
+                tile_gather(qT, R, q, b, t, n, Tc, h, NH, G, HD);
+                memset(o, 0, R * D * sizeof(floatX));
+                for (size_t r = 0; r < R; r++) {
+                    m[r] = -INFINITY;
+                    sum[r] = 0;
+                }
+                for (int p = 0; p <= last / P; p++) {
+                    const int slot = pages->kv_slot[pages_row(pages, l, b) + p];
+                    const int keys = last - p * P + 1 < P ? last - p * P + 1 : P; /* later ones are masked for all rows */
+                    const floatX *K = kpages + page_tile(slot, h, NKV, P, HD), *V = vpages + page_tile(slot, h, NKV, P, HD);
+                    gemm_tile(keys, R, HD, K, HD, 1, qT, R, 0, sT, R);
+                    for (int j = 0; j < keys; j++) { /* rows of queries before the key see nothing of it */
+                        for (size_t r = 0; (int64_t)r < ((int64_t)p * P + j - first) * G && r < R; r++) sT[j * R + r] = -INFINITY;
+                    }
+                    int moved = 0;
+                    for (size_t r = 0; r < R; r += VL) {
+                        vecX old = vec_load(m + r), top = old, total = {0};
+                        for (int j = 0; j < keys; j++) top = vec_max(vec_load(sT + j * R + r) * scale, top);
+                        vecX base = vec_select(top > -INFINITY, top, vec_set(0)); /* a row that has seen no key yet */
+                        vecX c = vec_exp(old - base);
+                        for (int j = 0; j < keys; j++) {
+                            vecX e = vec_exp(vec_load(sT + j * R + r) * scale - base);
+                            vec_store(sT + j * R + r, e);
+                            total += e;
+                        }
+                        vec_store(m + r, top);
+                        vec_store(sum + r, vec_load(sum + r) * c + total);
+                        vec_store(carry + r, c);
+                    }
+                    for (int r = 0; r < n * G; r++) moved |= carry[r] != 1;
+                    for (int r = 0; moved && r < n * G; r++) {
+                        for (size_t d = 0; d < D; d++) o[r * D + d] *= carry[r];
+                    }
+                    size_t ld;
+                    const floatX *Vp = tile_pad(vcopy, V, HD, keys, HD, &ld);
+                    gemm_tile(n * G, D, keys, sT, 1, R, Vp, ld, 1, o, D);
+                }
+                for (int r = 0; r < n * G; r++) {
+                    const int i = t + r / G, head = h * G + r % G;
+                    floatX *out = attn + (((size_t)b * Tc + i) * NH + head) * HD;
+                    for (int d = 0; d < HD; d++) out[d] = o[r * D + d] / sum[r];
+                    lse[((size_t)b * NH + head) * Tc + i] = m[r] + (floatX)log((double)sum[r]);
+                }
+            }
+        }
+    }
+}
+
+/* delta (B, NH, Tc) = sum over d of dattn * attn: what the softmax's backward subtracts. */
+static void attention_delta(floatX *delta, const floatX *dattn, const floatX *attn, int B, int Tc, int NH, int HD) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < B; b++) {
+        for (int t = 0; t < Tc; t++) {
+            for (int h = 0; h < NH; h++) {
+                size_t row = (((size_t)b * Tc + t) * NH + h) * HD;
+                delta[((size_t)b * NH + h) * Tc + t] = vec_dot(dattn + row, attn + row, HD);
+            }
+        }
+    }
+}
+
+/* dq (B, Tc, NH, HD) =. Query-stationary: a tile visits its pages in ascending order.
+   With s = scale q k, prob = exp(s - lse), out = prob v:
+     dprob = dout v^T;  ds = prob * (dprob - delta);  dq = scale ds k */
+static void attention_backward_dq(floatX *dq, const floatX *dattn, const floatX *q, const floatX *lse,
+                                  const floatX *delta, const floatX *kpages, const floatX *vpages,
+                                  const PageTable *pages, int l, int t0, int Tc, int NH, int NKV, int HD,
+                                  floatX *scratch) {
+    const int P = pages->P, G = NH / NKV, QT = tile_queries(G), tiles = (int)ceil_div(Tc, QT);
+    const size_t R = round_up((size_t)QT * G, GEMM_NR), D = round_up(HD, GEMM_NR);
+    const size_t scratch_size = attention_scratch_size(P, G, HD);
+    const floatX scale = (floatX)(1 / sqrt((double)HD));
+#pragma omp parallel for collapse(3) schedule(dynamic)
+    for (int b = 0; b < pages->B; b++) {
+        for (int h = 0; h < NKV; h++) {
+            for (int tile = 0; tile < tiles; tile++) {
+                floatX *s = scratch + thread_id() * scratch_size;
+                floatX *qT = take(&s, HD * R), *doT = take(&s, HD * R), *dsT = take(&s, P * R), *dpT = take(&s, P * R),
+                       *sum = take(&s, R * D), *rlse = take(&s, R), *rdelta = take(&s, R), *kcopy = take(&s, P * D);
+                const int t = tile * QT, n = Tc - t < QT ? Tc - t : QT, first = t0 + t, last = first + n - 1;
+                tile_gather(qT, R, q, b, t, n, Tc, h, NH, G, HD);
+                tile_gather(doT, R, dattn, b, t, n, Tc, h, NH, G, HD);
+                memset(sum, 0, R * D * sizeof(floatX));
+                for (size_t r = 0; r < R; r++) {
+                    size_t i = ((size_t)b * NH + h * G + r % G) * Tc + t + r / G;
+                    rlse[r] = r < (size_t)n * G ? lse[i] : 0;
+                    rdelta[r] = r < (size_t)n * G ? delta[i] : 0;
+                }
+                for (int p = 0; p <= last / P; p++) {
+                    const int slot = pages->kv_slot[pages_row(pages, l, b) + p];
+                    const int keys = last - p * P + 1 < P ? last - p * P + 1 : P;
+                    const floatX *K = kpages + page_tile(slot, h, NKV, P, HD), *V = vpages + page_tile(slot, h, NKV, P, HD);
+                    gemm_tile(keys, R, HD, K, HD, 1, qT, R, 0, dsT, R);
+                    gemm_tile(keys, R, HD, V, HD, 1, doT, R, 0, dpT, R);
+                    for (int j = 0; j < keys; j++) {
+                        for (size_t r = 0; r < R; r += VL) {
+                            vecX prob = vec_exp(vec_load(dsT + j * R + r) * scale - vec_load(rlse + r));
+                            vec_store(dsT + j * R + r, prob * (vec_load(dpT + j * R + r) - vec_load(rdelta + r)));
+                        }
+                        for (size_t r = 0; (int64_t)r < ((int64_t)p * P + j - first) * G && r < R; r++) dsT[j * R + r] = 0;
+                    }
+                    size_t ld;
+                    const floatX *Kp = tile_pad(kcopy, K, HD, keys, HD, &ld);
+                    gemm_tile(n * G, D, keys, dsT, 1, R, Kp, ld, 1, sum, D);
+                }
+                for (int r = 0; r < n * G; r++) {
+                    floatX *out = dq + (((size_t)b * Tc + t + r / G) * NH + h * G + r % G) * HD;
+                    for (int d = 0; d < HD; d++) out[d] = sum[r * D + d] * scale;
+                }
+            }
+        }
+    }
+}
+
+/* dkpages, dvpages: pages p0 .. the chunk's last; a fresh page is written, others are added to.
+   KV-stationary: whoever owns a page goes over the chunk's query tiles and the group's heads, adds up here and
+   writes once.   dv = prob^T dout;  dk = scale ds^T q */
+static void attention_backward_dkv(floatX *dkpages, floatX *dvpages, const floatX *dattn, const floatX *q,
+                                   const floatX *lse, const floatX *delta, const floatX *kpages,
+                                   const floatX *vpages, const PageTable *pages, int l, int p0, int t0, int Tc, int NH,
+                                   int NKV, int HD, floatX *scratch) {
+    const int P = pages->P, G = NH / NKV, NP = (int)ceil_div((size_t)t0 + Tc, P);
+    const size_t Pp = round_up(P, GEMM_NR), D = round_up(HD, GEMM_NR), stride = (size_t)NH * HD;
+    const size_t scratch_size = attention_scratch_size(P, G, HD);
+    const floatX scale = (floatX)(1 / sqrt((double)HD));
+#pragma omp parallel for collapse(3) schedule(dynamic)
+    for (int b = 0; b < pages->B; b++) {
+        for (int p = p0; p < NP; p++) {
+            for (int h = 0; h < NKV; h++) {
+                floatX *s = scratch + thread_id() * scratch_size;
+                floatX *kT = take(&s, HD * Pp), *vT = take(&s, HD * Pp), *prob = take(&s, ATTENTION_ROWS * Pp),
+                       *ds = take(&s, ATTENTION_ROWS * Pp), *dk = take(&s, P * D), *dv = take(&s, P * D),
+                       *qcopy = take(&s, ATTENTION_ROWS * D), *dcopy = take(&s, ATTENTION_ROWS * D);
+                const size_t i = pages_row(pages, l, b) + p, tile = page_tile(pages->kv_slot[i], h, NKV, P, HD);
+                tile_transpose(kT, Pp, kpages + tile, HD, P, HD);
+                tile_transpose(vT, Pp, vpages + tile, HD, P, HD);
+                memset(dk, 0, P * D * sizeof(floatX));
+                memset(dv, 0, P * D * sizeof(floatX));
+                const int64_t first_key = (int64_t)p * P;
+                const int from = first_key > t0 ? (int)(first_key - t0) / ATTENTION_ROWS * ATTENTION_ROWS : 0; /* earlier tiles see nothing of it */
+                for (int head = h * G; head < (h + 1) * G; head++) {
+                    for (int t = from; t < Tc; t += ATTENTION_ROWS) {
+                        const int n = Tc - t < ATTENTION_ROWS ? Tc - t : ATTENTION_ROWS;
+                        const floatX *Q = q + ((size_t)b * Tc + t) * stride + (size_t)head * HD;
+                        const floatX *dO = dattn + ((size_t)b * Tc + t) * stride + (size_t)head * HD;
+                        gemm_tile(n, Pp, HD, Q, stride, 1, kT, Pp, 0, prob, Pp);
+                        gemm_tile(n, Pp, HD, dO, stride, 1, vT, Pp, 0, ds, Pp);
+                        for (int r = 0; r < n; r++) {
+                            const size_t saved = ((size_t)b * NH + head) * Tc + t + r;
+                            floatX *pr = prob + r * Pp, *dr = ds + r * Pp;
+                            for (size_t j = 0; j < Pp; j += VL) {
+                                vec_store(pr + j, vec_exp(vec_load(pr + j) * scale - lse[saved]));
+                            }
+                            const int64_t seen = t0 + t + r + 1 - first_key; /* keys of the page that this query sees */
+                            for (int64_t j = seen > 0 ? seen : 0; j < P; j++) pr[j] = 0;
+                            for (size_t j = 0; j < Pp; j += VL) vec_store(dr + j, vec_load(pr + j) * (vec_load(dr + j) - delta[saved]));
+                        }
+                        size_t ldq, ldo;
+                        const floatX *Qp = tile_pad(qcopy, Q, stride, n, HD, &ldq), *dOp = tile_pad(dcopy, dO, stride, n, HD, &ldo);
+                        gemm_tile(P, D, n, prob, 1, Pp, dOp, ldo, 1, dv, D);
+                        gemm_tile(P, D, n, ds, 1, Pp, Qp, ldq, 1, dk, D);
+                    }
+                }
+                const size_t out = page_tile(pages->dkv_slot[i], h, NKV, P, HD);
+                for (int j = 0; j < P; j++) {
+                    floatX *dkrow = dkpages + out + (size_t)j * HD, *dvrow = dvpages + out + (size_t)j * HD;
+                    for (int d = 0; d < HD; d++) {
+                        floatX gk = dk[j * D + d] * scale, gv = dv[j * D + d];
+                        dkrow[d] = pages->dkv_fresh[i] ? gk : dkrow[d] + gk;
+                        dvrow[d] = pages->dkv_fresh[i] ? gv : dvrow[d] + gv;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* dq (B, Tc, NH, HD) =; dkpages, dvpages of pages p0 .. the chunk's last: = if fresh, else +=, and fresh no
+   longer. delta (B, NH, Tc) is scratch. attn and lse as attention_forward saved them. */
+static void attention_backward(floatX *dq, floatX *dkpages, floatX *dvpages, floatX *delta, const floatX *dattn,
+                               const floatX *attn, const floatX *lse, const floatX *q, const floatX *kpages,
+                               const floatX *vpages, PageTable *pages, int l, int p0, int t0, int Tc, int NH, int NKV,
+                               int HD, floatX *scratch) {
+    attention_delta(delta, dattn, attn, pages->B, Tc, NH, HD);
+    attention_backward_dkv(dkpages, dvpages, dattn, q, lse, delta, kpages, vpages, pages, l, p0, t0, Tc, NH, NKV, HD, scratch);
+    attention_backward_dq(dq, dattn, q, lse, delta, kpages, vpages, pages, l, t0, Tc, NH, NKV, HD, scratch);
+    for (int b = 0; b < pages->B; b++) {
+        for (int p = p0; p < (int)ceil_div((size_t)t0 + Tc, pages->P); p++) pages->dkv_fresh[pages_row(pages, l, b) + p] = 0;
+    }
+}
+
+// ----------------------------------------------------------------------------------------------
+// activation. Both are x * sigmoid(something): silu(x) = x sigmoid(x), and the tanh form of GELU
+// (Hendrycks and Gimpel 2016) is x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3), because
+// (1 + tanh u) / 2 = sigmoid(2 u).
+
+static const floatX GELU_A = (floatX)1.5957691216057308 /* 2 sqrt(2 / pi) */, GELU_B = (floatX)0.044715;
+
+static inline vecX vec_sigmoid(vecX x) { return 1 / (1 + vec_exp(-x)); }
+
+/* act (n) = up * sigmoid(2 u) */
+static void gelu_forward(floatX *act, const floatX *up, size_t n) {
+#pragma omp parallel for
+    for (size_t i = 0; i < n; i += VL) {
+        size_t k = n - i;
+        vecX x = vec_load_part(up + i, k);
+        vec_store_part(act + i, x * vec_sigmoid(GELU_A * (x + GELU_B * x * x * x)), k);
+    }
+}
+
+/* dup (n) = dact * (sig + x sig (1 - sig) * 2 u') */
+static void gelu_backward(floatX *dup, const floatX *dact, const floatX *up, size_t n) {
+#pragma omp parallel for
+    for (size_t i = 0; i < n; i += VL) {
+        size_t k = n - i;
+        vecX x = vec_load_part(up + i, k);
+        vecX sig = vec_sigmoid(GELU_A * (x + GELU_B * x * x * x));
+        vecX slope = GELU_A * (1 + 3 * GELU_B * x * x);
+        vec_store_part(dup + i, vec_load_part(dact + i, k) * (sig + x * sig * (1 - sig) * slope), k);
+    }
+}
+
+/* act (n) = silu(gate) * up */
+static void swiglu_forward(floatX *act, const floatX *gate, const floatX *up, size_t n) {
+#pragma omp parallel for
+    for (size_t i = 0; i < n; i += VL) {
+        size_t k = n - i;
+        vecX g = vec_load_part(gate + i, k);
+        vec_store_part(act + i, g * vec_sigmoid(g) * vec_load_part(up + i, k), k);
+    }
+}
+
+/* dgate (n) = dact * up * (sig + gate sig (1 - sig));  dup (n) = dact * silu(gate) */
+static void swiglu_backward(floatX *dgate, floatX *dup, const floatX *dact, const floatX *gate, const floatX *up,
+                            size_t n) {
+#pragma omp parallel for
+    for (size_t i = 0; i < n; i += VL) {
+        size_t k = n - i;
+        vecX g = vec_load_part(gate + i, k), sig = vec_sigmoid(g), d = vec_load_part(dact + i, k);
+        vec_store_part(dgate + i, d * vec_load_part(up + i, k) * (sig + g * sig * (1 - sig)), k);
+        vec_store_part(dup + i, d * g * sig, k);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------
+// classifier: cross-entropy of a slice of rows
+
+/* losses (rows) = log sum exp(logits) - logits[target], 0 for a masked target; guesses (rows) = the id
+   of the largest logit. logits (rows, Vp), of which V count, become their gradient in place:
+   dlogits = (softmax - onehot) * dloss, zero for masked rows and in columns V .. Vp-1. With dloss 0 they are
+   left as they are. */
+static void classifier(floatX *losses, int *guesses, floatX *logits, const int *targets, size_t rows, int V, int Vp,
+                       floatX dloss) {
+#pragma omp parallel for
+    for (size_t r = 0; r < rows; r++) {
+        floatX *z = logits + r * Vp;
+        const int target = targets[r];
+        int best = 0;
+        if (target == TARGET_MASKED) {
+            losses[r] = 0;
+            guesses[r] = -1;
+            if (dloss != 0) memset(z, 0, (size_t)Vp * sizeof(floatX));
+            continue;
+        }
+        assert(target >= 0 && target < V);
+        for (int c = 1; c < V; c++) best = z[c] > z[best] ? c : best;
+        const floatX top = z[best], at_target = z[target];
+        vecX lanes = {0};
+        floatX sum = 0;
+        for (int c = 0; c < V; c += VL) {
+            int n = V - c < VL ? V - c : VL;
+            vecX e = vec_exp(vec_load_part(z + c, n) - top);
+            for (int j = n; j < VL; j++) e[j] = 0;
+            lanes += e;
+            if (dloss != 0) vec_store_part(z + c, e, n);
+        }
+        for (int j = 0; j < VL; j++) sum += lanes[j];
+        losses[r] = (floatX)log((double)sum) + top - at_target;
+        guesses[r] = best;
+        if (dloss == 0) continue;
+        for (int c = 0; c < V; c++) z[c] *= dloss / sum;
+        z[target] -= dloss;
+        memset(z + V, 0, (size_t)(Vp - V) * sizeof(floatX));
+    }
+}
+
+// ----------------------------------------------------------------------------------------------
+// optimizer
+
+enum { NORM_BLOCK = 8192 }; /* elements per partial sum: a constant, so the norm does not depend on threads */
+
+/* The Euclidean norm of g (n). partial: ceil(n / NORM_BLOCK) doubles of scratch. */
+static double grad_norm(double *partial, const floatX *g, size_t n) {
+    size_t blocks = ceil_div(n, NORM_BLOCK);
+#pragma omp parallel for
+    for (size_t i = 0; i < blocks; i++) {
+        size_t k = min_size(NORM_BLOCK, n - i * NORM_BLOCK);
+        partial[i] = (double)vec_dot(g + i * NORM_BLOCK, g + i * NORM_BLOCK, k);
+    }
+    double sum = 0;
+    for (size_t i = 0; i < blocks; i++) sum += partial[i];
+    return sqrt(sum);
+}
+
+static const double ADAM_BETA1 = 0.9, ADAM_BETA2 = 0.95, ADAM_EPS = 1e-8;
+
+/* AdamW (Loshchilov and Hutter 2019) on w (n), with m and v (n) in place. step counts from 1; the
+   gradient is g * gscale. */
+static void adamw_update(floatX *w, floatX *m, floatX *v, const floatX *g, size_t n, double lr, double weight_decay,
+                         double gscale, int step) {
+    const floatX b1 = (floatX)ADAM_BETA1, b2 = (floatX)ADAM_BETA2, eps = (floatX)ADAM_EPS, scale = (floatX)gscale;
+    const floatX rate = (floatX)(lr / (1 - pow(ADAM_BETA1, step))), keep = (floatX)(1 - lr * weight_decay);
+    const floatX correct2 = (floatX)(1 / (1 - pow(ADAM_BETA2, step)));
+#pragma omp parallel for
+    for (size_t i = 0; i < n; i++) {
+        floatX d = g[i] * scale;
+        m[i] = b1 * m[i] + (1 - b1) * d;
+        v[i] = b2 * v[i] + (1 - b2) * d * d;
+#ifdef FLOATX_DOUBLE
+        floatX root = sqrt(v[i] * correct2);
+#else
+        floatX root = sqrtf(v[i] * correct2);
+#endif
+        w[i] = w[i] * keep - rate * m[i] / (root + eps);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------
+// the model and its memory
+
+/* Activations of one layer for a chunk: what layer_backward needs of layer_forward. BT = B * Tc rows. */
+typedef struct {
+    floatX *x;                   // (BT, C) the layer's input, on the residual stream
+    floatX *mean1, *rstd1, *ln1; // (BT) (BT) (BT, C)
+    floatX *qraw, *rstdq;        // (BT, NH, HD) (BT, NH)    before the norm of q; qk_norm only
+    floatX *kraw, *rstdk;        // (BT, NKV, HD) (BT, NKV)  the same of k
+    floatX *q;                   // (BT, NH, HD) after RoPE
+    floatX *attn, *lse;          // (BT, NH, HD) (B, NH, Tc)
+    floatX *xmid;                // (BT, C) after attention, on the residual stream
+    floatX *mean2, *rstd2, *ln2; // (BT) (BT) (BT, C)
+    floatX *gate, *up, *act;     // (BT, F) each; gate with swiglu only
+} LayerActs;
+
+typedef struct {
+    ModelConfig config;
+    int T, B, chunk_size, P, N; // N chunks
+    Carry carry;
+    Recompute recompute;
+    int trains; // 0: for validation only; no gradients, no dK, dV
+
+    TensorInfo tensors[NUM_TENSORS];
+    size_t num_params;
+    floatX *params, *grads, *m, *v; // (num_params) each, laid out as tensors.h says
+
+    PageTable pages;
+    floatX *kpages, *vpages, *dkpages, *dvpages; // (slots, NKV, P, HD)
+
+    LayerActs *acts;                 // (L); with --recompute layer all but x are one layer's buffers, shared
+    floatX *xlast;                   // (BT, C) the last layer's output
+    floatX *meanf, *rstdf, *lnf;     // (BT) (BT) (BT, C) final norm
+    floatX *kchunk, *vchunk;         // (BT, NKV, HD) on their way into pages
+    floatX *cosine, *sine;           // (chunk_size, HD / 2)
+    floatX *logits;                  // (head_rows, Vp)
+    int head_rows;                   // tokens per slice of the loss head
+    int *head_targets;               // (BT) targets in the chunk's row order
+    floatX *losses;                  // (BT) of the chunk, 0 where masked
+    int *guesses;                    // (BT) largest logit, -1 where masked
+
+    floatX *dx;                      // (BT, C) gradient of the residual stream
+    floatX *dnorm;                   // (BT, C) gradient of a norm's output
+    floatX *dq, *dattn;              // (BT, NH, HD)
+    floatX *dk, *dv;                 // (BT, NKV, HD)
+    floatX *delta;                   // (B, NH, Tc)
+    floatX *dgate, *dup, *dact;      // (BT, F)
+    floatX *attention_scratch;       // per thread
+    double *norm_partial;            // (num_params / NORM_BLOCK, rounded up)
+
+    ChunkStep *schedule;             // (chunks_max_steps(N))
+} Model;
+
+/* A buffer of floatX: where its pointer goes, its name in the ledger, its elements (0: not needed). */
+typedef struct {
+    floatX **ptr;
+    const char *name;
+    size_t n;
+} Buffer;
+
+#define COUNT(array) (int)(sizeof(array) / sizeof((array)[0]))
+
+static void buffers_alloc(Memory *mem, const char *group, const char *option, Lifetime lifetime, const Buffer *table, int count) {
+    for (int i = 0; i < count; i++) {
+        *table[i].ptr = (floatX *)memory_alloc(mem, group, table[i].name, option, TIER_HOST, lifetime, table[i].n, sizeof(floatX));
+    }
+}
+
+static const char *const CHUNK_GROUP = "activations of a chunk", *const CHUNK_OPTION = "--chunk, --batch, --recompute layer";
+
+/* acts (L): x for every layer; the rest for every layer, or with --recompute layer once for all. */
+static void acts_alloc(LayerActs *acts, const ModelConfig *c, Memory *mem, size_t BT, Recompute recompute) {
+    const size_t C = c->C, QD = (size_t)c->NH * c->HD, KD = (size_t)c->NKV * c->HD, F = c->F;
+    const size_t layernorm = c->norm == NORM_LAYERNORM, swiglu = c->mlp == MLP_SWIGLU, qk_norm = c->qk_norm != 0;
+    const struct {
+        const char *name;
+        size_t field, n;
+    } table[] = {
+        {"x", offsetof(LayerActs, x), BT * C},
+        {"mean1", offsetof(LayerActs, mean1), layernorm * BT},
+        {"rstd1", offsetof(LayerActs, rstd1), BT},
+        {"ln1", offsetof(LayerActs, ln1), BT * C},
+        {"qraw", offsetof(LayerActs, qraw), qk_norm * BT * QD},
+        {"rstdq", offsetof(LayerActs, rstdq), qk_norm * BT * c->NH},
+        {"kraw", offsetof(LayerActs, kraw), qk_norm * BT * KD},
+        {"rstdk", offsetof(LayerActs, rstdk), qk_norm * BT * c->NKV},
+        {"q", offsetof(LayerActs, q), BT * QD},
+        {"attn", offsetof(LayerActs, attn), BT * QD},
+        {"lse", offsetof(LayerActs, lse), BT * c->NH},
+        {"xmid", offsetof(LayerActs, xmid), BT * C},
+        {"mean2", offsetof(LayerActs, mean2), layernorm * BT},
+        {"rstd2", offsetof(LayerActs, rstd2), BT},
+        {"ln2", offsetof(LayerActs, ln2), BT * C},
+        {"gate", offsetof(LayerActs, gate), swiglu * BT * F},
+        {"up", offsetof(LayerActs, up), BT * F},
+        {"act", offsetof(LayerActs, act), BT * F},
+    };
+    for (int i = 0; i < COUNT(table); i++) {
+        size_t copies = recompute == RECOMPUTE_CHUNK || i == 0 ? (size_t)c->L : 1;
+        floatX *base;
+        Buffer b = {&base, table[i].name, copies * table[i].n};
+        buffers_alloc(mem, CHUNK_GROUP, CHUNK_OPTION, MEMORY_SCRATCH, &b, 1);
+        for (int l = 0; l < c->L; l++) {
+            *(floatX **)((char *)&acts[l] + table[i].field) = base ? base + (copies > 1 ? l * table[i].n : 0) : NULL;
+        }
+    }
+}
+
+/* Everything a run holds, by name, in mem. trains = 0: what validation alone needs. */
+static void model_alloc(Model *m, Memory *mem, const ModelConfig *config, const TrainConfig *run, int trains) {
+    memset(m, 0, sizeof *m);
+    const ModelConfig *c = &m->config;
+    m->config = *config;
+    m->T = run->T;
+    m->B = run->B;
+    m->P = run->P;
+    /* A chunk longer than the sequence is one chunk: the sequence, in whole pages. */
+    m->chunk_size = (int)min_size(run->chunk_size, round_up(run->T, run->P));
+    m->N = chunks_count(m->T, m->chunk_size);
+    m->carry = (Carry)run->carry;
+    m->recompute = (Recompute)run->recompute;
+    m->trains = trains;
+    m->schedule = (ChunkStep *)xcalloc(chunks_max_steps(m->N), sizeof(ChunkStep));
+    tensors_describe(c, m->tensors);
+    m->num_params = tensors_total(m->tensors, c->L);
+
+    const size_t n = m->num_params, train = trains != 0, C = c->C, F = c->F, P = m->P;
+    const size_t QD = (size_t)c->NH * c->HD, KD = (size_t)c->NKV * c->HD;
+    const size_t BT = (size_t)m->B * min_size(m->chunk_size, m->T), threads = max_threads();
+    const Buffer weights[] = {{&m->params, "params", n}};
+    const Buffer gradients[] = {{&m->grads, "grads", train * n}};
+    const Buffer optimizer[] = {{&m->m, "m", train * n}, {&m->v, "v", train * n}};
+    buffers_alloc(mem, "parameters", "--model", MEMORY_KEPT, weights, COUNT(weights));
+    buffers_alloc(mem, "gradients", "--model", MEMORY_KEPT, gradients, COUNT(gradients));
+    buffers_alloc(mem, "AdamW m, v", "--model", MEMORY_KEPT, optimizer, COUNT(optimizer));
+
+    /* K, V of every page of the sequence; dK, dV of as many, or with carry none of one chunk's. */
+    const size_t NP = ceil_div(m->T, P), slots = NP * m->B * c->L, page = KD * P;
+    const size_t chunk_slots = min_size(NP, m->chunk_size / P) * m->B * c->L;
+    const size_t dslots = train * (m->carry == CARRY_EXACT ? slots : chunk_slots);
+    const Buffer kv[] = {{&m->kpages, "kpages", slots * page}, {&m->vpages, "vpages", slots * page}};
+    const Buffer dkv[] = {{&m->dkpages, "dkpages", dslots * page}, {&m->dvpages, "dvpages", dslots * page}};
+    buffers_alloc(mem, "pages: K, V", "--seq-len, --batch", MEMORY_SCRATCH, kv, COUNT(kv));
+    buffers_alloc(mem, "pages: dK, dV", "--seq-len, --batch", MEMORY_SCRATCH, dkv, COUNT(dkv));
+    memory_note(mem, "page table", "pages", "--page", TIER_HOST, MEMORY_KEPT, pages_table_bytes(c->L, m->B, (int)NP, (int)slots, (int)dslots));
+    if (!mem->plan_only) pages_init(&m->pages, c->L, m->B, (int)NP, m->P, (int)slots, (int)dslots);
+
+    m->acts = (LayerActs *)xcalloc(c->L, sizeof(LayerActs));
+    acts_alloc(m->acts, c, mem, BT, m->recompute);
+    m->head_rows = (int)min_size(BT, max_size(16, min_size(256, ((size_t)1 << 22) / c->Vp)));
+    const size_t layernorm = c->norm == NORM_LAYERNORM, rope = c->pos == POS_ROPE, swiglu = c->mlp == MLP_SWIGLU;
+    const size_t angles = rope * min_size(m->chunk_size, m->T) * (c->HD / 2);
+    const Buffer chunk[] = {
+        {&m->xlast, "xlast", BT * C},
+        {&m->meanf, "meanf", layernorm * BT},
+        {&m->rstdf, "rstdf", BT},
+        {&m->lnf, "lnf", BT * C},
+        {&m->kchunk, "kchunk", BT * KD},
+        {&m->vchunk, "vchunk", BT * KD},
+        {&m->cosine, "cosine", angles},
+        {&m->sine, "sine", angles},
+        {&m->losses, "losses", BT},
+    };
+    const Buffer backward[] = {
+        {&m->dx, "dx", train * BT * C},
+        {&m->dnorm, "dnorm", train * BT * C},
+        {&m->dq, "dq", train * BT * QD},
+        {&m->dattn, "dattn", train * BT * QD},
+        {&m->dk, "dk", train * BT * KD},
+        {&m->dv, "dv", train * BT * KD},
+        {&m->delta, "delta", train * BT * c->NH},
+        {&m->dgate, "dgate", train * swiglu * BT * F},
+        {&m->dup, "dup", train * BT * F},
+        {&m->dact, "dact", train * BT * F},
+    };
+    const size_t tiles = threads * attention_scratch_size(m->P, c->NH / c->NKV, c->HD);
+    const Buffer head[] = {{&m->logits, "logits", (size_t)m->head_rows * c->Vp}};
+    const Buffer attention[] = {{&m->attention_scratch, "attention_scratch", tiles}};
+    buffers_alloc(mem, CHUNK_GROUP, CHUNK_OPTION, MEMORY_SCRATCH, chunk, COUNT(chunk));
+    buffers_alloc(mem, "gradients of activations", "--chunk, --batch", MEMORY_SCRATCH, backward, COUNT(backward));
+    buffers_alloc(mem, "logits of a slice", "--model", MEMORY_SCRATCH, head, COUNT(head));
+    buffers_alloc(mem, "attention tiles", "--page, --threads", MEMORY_SCRATCH, attention, COUNT(attention));
+    m->head_targets = (int *)memory_alloc(mem, CHUNK_GROUP, "head_targets", CHUNK_OPTION, TIER_HOST, MEMORY_SCRATCH, BT, sizeof(int));
+    m->guesses = (int *)memory_alloc(mem, CHUNK_GROUP, "guesses", CHUNK_OPTION, TIER_HOST, MEMORY_SCRATCH, BT, sizeof(int));
+    m->norm_partial = (double *)memory_alloc(mem, "gradients", "norm_partial", "--model", TIER_HOST, MEMORY_SCRATCH,
+                                             train * ceil_div(n, NORM_BLOCK), sizeof(double));
+    memory_note(mem, "matrix product packing", "gemm", "--threads", TIER_HOST, MEMORY_KEPT, threads * GEMM_PACK_BYTES);
+}
+
+/* What model_alloc made outside the ledger; memory_free_all() frees the rest. */
+static void model_free(Model *m) {
+    pages_destroy(&m->pages);
+    free(m->acts);
+    free(m->schedule);
+}
+
+/* Tensor id of layer l (0 for a model-wide one) in params, grads, m or v; NULL if the model has none. */
+static floatX *tensor(const Model *m, floatX *base, TensorId id, int l) {
+    return m->tensors[id].rows ? base + tensor_offset(m->tensors, m->config.L, id, l) : NULL;
+}
+
+/* Starting values: every (tensor, layer) has its own stream of random numbers; the padded rows of the
+   vocabulary stay zero. Clears m and v. */
+static void model_init(Model *m, int seed) {
+    const ModelConfig *c = &m->config;
+    for (int id = 0; id < NUM_TENSORS; id++) {
+        const TensorInfo *t = &m->tensors[id];
+        for (int l = 0; t->rows && l < (t->per_layer ? c->L : 1); l++) {
+            floatX *w = tensor(m, m->params, (TensorId)id, l);
+            Rng r = rng_stream((uint64_t)seed, 1000 + (uint64_t)id, (uint64_t)l);
+            size_t used = id == WTE || id == WHEAD ? (size_t)c->V * t->cols : tensor_size(m->tensors, id);
+            for (size_t i = 0; i < tensor_size(m->tensors, id); i++) {
+                w[i] = i >= used ? 0 : (floatX)(t->init_mean + (t->init_std > 0 ? t->init_std * rng_normal(&r) : 0));
+            }
+        }
+    }
+    if (!m->trains) return;
+    memset(m->m, 0, m->num_params * sizeof(floatX));
+    memset(m->v, 0, m->num_params * sizeof(floatX));
+}
+
+/* The parameters that layer l uses, or their gradients, by TensorId: view.w[WQ] is wq. NULL where the model
+   has none. */
+typedef struct {
+    floatX *w[NUM_TENSORS];
+} LayerView;
+
+static LayerView layer_view(const Model *m, floatX *base, int l) {
+    LayerView view;
+    for (int id = 0; id < NUM_TENSORS; id++) view.w[id] = tensor(m, base, (TensorId)id, l);
+    return view;
+}
+
+// ----------------------------------------------------------------------------------------------
+// a layer, forward and backward: two lists of the same calls, mirrored
+
+/* What a forward does about the chunk's keys and values. */
+typedef enum {
+    KV_WRITE, /* project them and write their pages */
+    KV_THERE, /* the pages hold them already */
+    KV_ONLY,  /* project and write them, and stop: the last layer of a fill */
+} KvMode;
+
+/* next (BT, C) = layer l of acts[l].x; leaves what layer_backward needs in acts[l]. */
+static void layer_forward(Model *m, int l, ChunkRange ck, KvMode kv, floatX *next) {
+    const ModelConfig *c = &m->config;
+    const int B = m->B, Tc = ck.Tc, C = c->C, NH = c->NH, NKV = c->NKV, HD = c->HD, F = c->F, QD = NH * HD, KD = NKV * HD;
+    const size_t BT = (size_t)B * Tc;
+    const LayerView view = layer_view(m, m->params, l);
+    floatX *const *w = view.w;
+    LayerActs *a = &m->acts[l];
+
+    norm_forward(a->ln1, a->mean1, a->rstd1, a->x, w[LN1W], w[LN1B], BT, C, c->norm_eps);
+    if (kv != KV_THERE || c->qk_norm) { /* the norm of k needs in its backward what went into it */
+        matmul_forward(c->qk_norm ? a->kraw : m->kchunk, a->ln1, w[WK], w[BK], BT, C, KD, 0);
+        if (c->qk_norm) norm_forward(m->kchunk, NULL, a->rstdk, a->kraw, w[KNORMW], NULL, BT * NKV, HD, c->norm_eps);
+    }
+    if (kv != KV_THERE) {
+        if (c->pos == POS_ROPE) rope_forward(m->kchunk, m->cosine, m->sine, B, Tc, NKV, HD);
+        matmul_forward(m->vchunk, a->ln1, w[WV], w[BV], BT, C, KD, 0);
+        page_write(m->kpages, m->vpages, m->kchunk, m->vchunk, &m->pages, l, ck.t0, Tc, NKV, HD);
+    }
+    if (kv == KV_ONLY) return;
+
+    matmul_forward(c->qk_norm ? a->qraw : a->q, a->ln1, w[WQ], w[BQ], BT, C, QD, 0);
+    if (c->qk_norm) norm_forward(a->q, NULL, a->rstdq, a->qraw, w[QNORMW], NULL, BT * NH, HD, c->norm_eps);
+    if (c->pos == POS_ROPE) rope_forward(a->q, m->cosine, m->sine, B, Tc, NH, HD);
+    attention_forward(a->attn, a->lse, a->q, m->kpages, m->vpages, &m->pages, l, ck.t0, Tc, NH, NKV, HD, m->attention_scratch);
+
+    memcpy(a->xmid, a->x, BT * C * sizeof(floatX));
+    matmul_forward(a->xmid, a->attn, w[WO], w[BO], BT, QD, C, 1);
+
+    norm_forward(a->ln2, a->mean2, a->rstd2, a->xmid, w[LN2W], w[LN2B], BT, C, c->norm_eps);
+    if (c->mlp == MLP_SWIGLU) matmul_forward(a->gate, a->ln2, w[WGATE], NULL, BT, C, F, 0);
+    matmul_forward(a->up, a->ln2, w[WUP], w[BUP], BT, C, F, 0);
+    if (c->mlp == MLP_SWIGLU) swiglu_forward(a->act, a->gate, a->up, BT * F);
+    else gelu_forward(a->act, a->up, BT * F);
+
+    memcpy(next, a->xmid, BT * C * sizeof(floatX));
+    matmul_forward(next, a->act, w[WDOWN], w[BDOWN], BT, F, C, 1);
+}
+
+/* m->dx (BT, C): gradient of layer l's output -> gradient of its input. Parameter gradients +=. Gives back the
+   chunk's pages of this layer: later chunks have been here before, and earlier ones never look at them. */
+static void layer_backward(Model *m, int l, ChunkRange ck) {
+    const ModelConfig *c = &m->config;
+    const int B = m->B, Tc = ck.Tc, C = c->C, NH = c->NH, NKV = c->NKV, HD = c->HD, F = c->F, QD = NH * HD, KD = NKV * HD;
+    const size_t BT = (size_t)B * Tc;
+    const LayerView view = layer_view(m, m->params, l), dview = layer_view(m, m->grads, l);
+    floatX *const *w = view.w, *const *dw = dview.w;
+    const LayerActs *a = &m->acts[l];
+    /* the chunk's own pages are p_own .. p_end-1; gradients go to p_grad .. p_end-1 */
+    const int p_own = ck.t0 / m->P, p_end = (int)ceil_div((size_t)ck.t0 + Tc, m->P), p_grad = m->carry == CARRY_EXACT ? 0 : p_own;
+
+    /* next = xmid + act wdown^T: m->dx is the gradient of both terms */
+    matmul_backward(m->dact, dw[WDOWN], dw[BDOWN], m->dx, a->act, w[WDOWN], BT, F, C, 0);
+    if (c->mlp == MLP_SWIGLU) swiglu_backward(m->dgate, m->dup, m->dact, a->gate, a->up, BT * F);
+    else gelu_backward(m->dup, m->dact, a->up, BT * F);
+    matmul_backward(m->dnorm, dw[WUP], dw[BUP], m->dup, a->ln2, w[WUP], BT, C, F, 0);
+    if (c->mlp == MLP_SWIGLU) matmul_backward(m->dnorm, dw[WGATE], NULL, m->dgate, a->ln2, w[WGATE], BT, C, F, 1);
+    norm_backward(m->dx, dw[LN2W], dw[LN2B], m->dnorm, a->xmid, w[LN2W], a->mean2, a->rstd2, BT, C, 1);
+
+    /* xmid = x + attn wo^T */
+    matmul_backward(m->dattn, dw[WO], dw[BO], m->dx, a->attn, w[WO], BT, QD, C, 0);
+    pages_alloc_grad_range(&m->pages, l, p_grad, p_end);
+    attention_backward(m->dq, m->dkpages, m->dvpages, m->delta, m->dattn, a->attn, a->lse, a->q, m->kpages, m->vpages,
+                       &m->pages, l, p_grad, ck.t0, Tc, NH, NKV, HD, m->attention_scratch);
+    if (c->pos == POS_ROPE) rope_backward(m->dq, m->cosine, m->sine, B, Tc, NH, HD);
+    if (c->qk_norm) norm_backward(m->dq, dw[QNORMW], NULL, m->dq, a->qraw, w[QNORMW], NULL, a->rstdq, BT * NH, HD, 0);
+    matmul_backward(m->dnorm, dw[WQ], dw[BQ], m->dq, a->ln1, w[WQ], BT, C, QD, 0);
+
+    /* all later chunks have added to the chunk's own dK, dV: they are complete */
+    page_read_grad(m->dk, m->dv, m->dkpages, m->dvpages, &m->pages, l, ck.t0, Tc, NKV, HD);
+    matmul_backward(m->dnorm, dw[WV], dw[BV], m->dv, a->ln1, w[WV], BT, C, KD, 1);
+    if (c->pos == POS_ROPE) rope_backward(m->dk, m->cosine, m->sine, B, Tc, NKV, HD);
+    if (c->qk_norm) norm_backward(m->dk, dw[KNORMW], NULL, m->dk, a->kraw, w[KNORMW], NULL, a->rstdk, BT * NKV, HD, 0);
+    matmul_backward(m->dnorm, dw[WK], dw[BK], m->dk, a->ln1, w[WK], BT, C, KD, 1);
+    norm_backward(m->dx, dw[LN1W], dw[LN1B], m->dnorm, a->x, w[LN1W], a->mean1, a->rstd1, BT, C, 1);
+
+    pages_free_grad_range(&m->pages, l, p_own, p_end);
+    if (m->carry == CARRY_EXACT) pages_free_range(&m->pages, l, l + 1, p_own, p_end);
+}
+
+// ----------------------------------------------------------------------------------------------
+// a chunk
+
+/* Where layer l's output goes: the next layer's input. */
+static floatX *layer_output(const Model *m, int l) { return l + 1 < m->config.L ? m->acts[l + 1].x : m->xlast; }
+
+/* Embedding and the step's layers, forward. In a fill the last layer stops after its K, V. */
+static void chunk_layers(Model *m, const ChunkStep *s, ChunkRange ck, const int *inputs) {
+    const ModelConfig *c = &m->config;
+    if (s->write_kv) pages_alloc_range(&m->pages, s->l0, s->l1, ck.t0 / m->P, (int)ceil_div((size_t)ck.t0 + ck.Tc, m->P));
+    if (c->pos == POS_ROPE) rope_table(m->cosine, m->sine, ck.t0, ck.Tc, c->HD, c->rope_theta);
+    if (s->l0 == 0) {
+        embedding_forward(m->acts[0].x, inputs, tensor(m, m->params, WTE, 0), tensor(m, m->params, WPE, 0), m->B, m->T, ck.t0, ck.Tc, c->C);
+    }
+    for (int l = s->l0; l < s->l1; l++) {
+        KvMode kv = !s->write_kv ? KV_THERE : s->pass == PASS_FILL && l == s->l1 - 1 ? KV_ONLY : KV_WRITE;
+        layer_forward(m, l, ck, kv, layer_output(m, l));
+    }
+}
+
+/* Final norm, then the head in slices of tokens: logits, losses, with dloss != 0 their gradient, next slice. Fills
+   m->losses and m->guesses; with dloss also m->dx =, and the gradients of lnfw, lnfb and the head +=.
+   targets (B, T). */
+static void loss_head(Model *m, ChunkRange ck, const int *targets, floatX dloss) {
+    const ModelConfig *c = &m->config;
+    const int C = c->C, Vp = c->Vp;
+    const size_t BT = (size_t)m->B * ck.Tc;
+    const TensorId head = c->tied ? WTE : WHEAD;
+    const floatX *whead = tensor(m, m->params, head, 0), *lnfw = tensor(m, m->params, LNFW, 0);
+    for (int b = 0; b < m->B; b++) {
+        memcpy(m->head_targets + (size_t)b * ck.Tc, targets + (size_t)b * m->T + ck.t0, (size_t)ck.Tc * sizeof(int));
+    }
+    norm_forward(m->lnf, m->meanf, m->rstdf, m->xlast, lnfw, tensor(m, m->params, LNFB, 0), BT, C, c->norm_eps);
+    for (size_t r = 0; r < BT; r += m->head_rows) {
+        size_t rows = min_size(m->head_rows, BT - r);
+        matmul_forward(m->logits, m->lnf + r * C, whead, NULL, rows, C, Vp, 0);
+        classifier(m->losses + r, m->guesses + r, m->logits, m->head_targets + r, rows, c->V, Vp, dloss);
+        if (dloss == 0) continue;
+        matmul_backward(m->dnorm + r * C, tensor(m, m->grads, head, 0), NULL, m->logits, m->lnf + r * C, whead, rows, C, Vp, 0);
+    }
+    if (dloss == 0) return;
+    norm_backward(m->dx, tensor(m, m->grads, LNFW, 0), tensor(m, m->grads, LNFB, 0), m->dnorm, m->xlast, lnfw, m->meanf, m->rstdf, BT, C, 0);
+}
+
+static void chunk_fill(Model *m, const ChunkStep *s, ChunkRange ck, const int *inputs) { chunk_layers(m, s, ck, inputs); }
+
+static void chunk_forward(Model *m, const ChunkStep *s, ChunkRange ck, const int *inputs, const int *targets) {
+    chunk_layers(m, s, ck, inputs);
+    loss_head(m, ck, targets, 0);
+}
+
+/* dloss: 1 / scored targets of the whole global batch. */
+static void chunk_backward(Model *m, const ChunkStep *s, ChunkRange ck, const int *inputs, const int *targets, floatX dloss) {
+    chunk_layers(m, s, ck, inputs);
+    loss_head(m, ck, targets, dloss);
+    for (int l = s->l1 - 1; l >= s->l0; l--) {
+        /* One layer's buffers: the forward left the last layer's activations there, the others are made again. */
+        if (m->recompute == RECOMPUTE_LAYER && l < s->l1 - 1) layer_forward(m, l, ck, KV_THERE, layer_output(m, l));
+        layer_backward(m, l, ck);
+    }
+    if (s->l0 == 0) {
+        embedding_backward(tensor(m, m->grads, WTE, 0), tensor(m, m->grads, WPE, 0), m->dx, inputs, m->B, m->T, ck.t0, ck.Tc, m->config.C);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------
+// a sequence
+
+/* Flops of a step up to a constant factor, for the time left. */
+static double step_cost(const Model *m, const ChunkStep *s) {
+    const ModelConfig *c = &m->config;
+    ChunkRange ck = chunks_range(m->T, m->chunk_size, s->ck);
+    double products = (double)m->num_params * ck.Tc;
+    double attention = 2.0 * c->L * c->NH * c->HD * ck.Tc * (ck.t0 + 0.5 * ck.Tc);
+    return s->pass == PASS_BACKWARD ? 3 * products + 4.5 * attention : products + attention;
+}
+
+/* Runs the schedule over B sequences: inputs, targets (B, T). train: gradients += with dloss = 1 / scored
+   targets of the global batch; else forward only. Losses and guesses go to losses, guesses (B, T) where
+   these are not NULL. Returns the sum of the losses. */
+static double sequence_step(Model *m, const int *inputs, const int *targets, int train, floatX dloss, floatX *losses,
+                            int *guesses, Progress *progress) {
+    const int L = m->config.L;
+    const int n = train ? chunks_schedule_train(m->schedule, m->N, L, m->carry) : chunks_schedule_forward(m->schedule, m->N, L);
+    double sum = 0, done = 0, total = 0, tokens = 0;
+    for (int i = 0; i < n; i++) total += step_cost(m, &m->schedule[i]);
+    for (int i = 0; i < n; i++) {
+        const ChunkStep *s = &m->schedule[i];
+        const ChunkRange ck = chunks_range(m->T, m->chunk_size, s->ck);
+        if (s->pass == PASS_FILL) chunk_fill(m, s, ck, inputs);
+        if (s->pass == PASS_FORWARD) chunk_forward(m, s, ck, inputs, targets);
+        if (s->pass == PASS_BACKWARD) chunk_backward(m, s, ck, inputs, targets, dloss);
+        for (int b = 0; s->pass != PASS_FILL && b < m->B; b++) {
+            const size_t from = (size_t)b * ck.Tc, to = (size_t)b * m->T + ck.t0;
+            for (int t = 0; t < ck.Tc; t++) sum += (double)m->losses[from + t];
+            if (losses) memcpy(losses + to, m->losses + from, (size_t)ck.Tc * sizeof(floatX));
+            if (guesses) memcpy(guesses + to, m->guesses + from, (size_t)ck.Tc * sizeof(int));
+        }
+        done += step_cost(m, s);
+        tokens += (double)ck.Tc * m->B;
+        progress_update(progress, pass_names[s->pass], s->ck, m->N, done, total, tokens);
+    }
+    /* An exact backward has given every page back chunk by chunk; otherwise K, V are still there. */
+    if (!train || m->carry == CARRY_NONE) pages_free_range(&m->pages, 0, L, 0, m->pages.NP);
+    assert(pages_in_use(&m->pages) == 0);
+    return sum;
+}
+
+// ----------------------------------------------------------------------------------------------
+// a training step
+
+/* The batches of one step, all at once: the number of scored targets of the whole step must be known before
+   the first backward. */
+typedef struct {
+    int *inputs, *targets; // (grad_accum, B, T)
+    int *distances;        // (B, T) recall, validation only
+    floatX *losses;        // (B, T) validation only
+    int *guesses;          // (B, T) validation only
+    int grad_accum;
+    size_t per_batch; // B * T
+} Batch;
+
+static void batch_alloc(Batch *s, Memory *mem, const TrainConfig *run) {
+    const char *group = "tokens and targets", *option = "--seq-len, --batch, --grad-accum";
+    s->grad_accum = run->grad_accum;
+    s->per_batch = (size_t)run->B * run->T;
+    const size_t n = s->per_batch * run->grad_accum;
+    s->inputs = (int *)memory_alloc(mem, group, "inputs", option, TIER_HOST, MEMORY_KEPT, n, sizeof(int));
+    s->targets = (int *)memory_alloc(mem, group, "targets", option, TIER_HOST, MEMORY_KEPT, n, sizeof(int));
+    if (run->val_seqs == 0) return;
+    s->distances = (int *)memory_alloc(mem, group, "distances", option, TIER_HOST, MEMORY_KEPT, s->per_batch, sizeof(int));
+    s->losses = (floatX *)memory_alloc(mem, group, "losses", option, TIER_HOST, MEMORY_KEPT, s->per_batch, sizeof(floatX));
+    s->guesses = (int *)memory_alloc(mem, group, "guesses", option, TIER_HOST, MEMORY_KEPT, s->per_batch, sizeof(int));
+}
+
+static size_t count_scored(const int *targets, size_t n) {
+    size_t scored = 0;
+    for (size_t i = 0; i < n; i++) scored += targets[i] != TARGET_MASKED;
+    return scored;
+}
+
+/* grads = gradient of the mean loss over all scored targets of the step. Returns that mean; 0 if none is scored. */
+static double step_gradients(Model *m, const Batch *s, Progress *progress) {
+    const size_t scored = count_scored(s->targets, s->per_batch * s->grad_accum);
+    const floatX dloss = scored ? 1 / (floatX)scored : 0;
+    double sum = 0;
+    memset(m->grads, 0, m->num_params * sizeof(floatX));
+    for (int i = 0; scored && i < s->grad_accum; i++) {
+        const size_t at = i * s->per_batch;
+        sum += sequence_step(m, s->inputs + at, s->targets + at, 1, dloss, NULL, NULL, progress);
+    }
+    return scored ? sum / (double)scored : 0;
+}
+
+/* AdamW with the gradient clipped to norm `clip` (0: not clipped); step counts from 1. Returns the norm before
+   clipping. Ends the program when it is not finite, before a weight has changed. */
+static double step_update(Model *m, double lr, double weight_decay, double clip, int step) {
+    const double norm = grad_norm(m->norm_partial, m->grads, m->num_params);
+    const int L = m->config.L;
+    for (int id = 0; id < NUM_TENSORS && !isfinite(norm); id++) {
+        const TensorInfo *t = &m->tensors[id];
+        for (int l = 0; t->rows && l < (t->per_layer ? L : 1); l++) {
+            const floatX *g = tensor(m, m->grads, (TensorId)id, l);
+            for (size_t i = 0; i < tensor_size(m->tensors, id); i++) {
+                if (!isfinite(g[i])) die("step %d: the gradient of %s, layer %d, element %zu is %g; weights are those of step %d. Try a lower --lr or a longer --warmup", step, t->name, l, i, (double)g[i], step - 1);
+            }
+        }
+    }
+    if (!isfinite(norm)) die("step %d: the gradient norm overflows; weights are those of step %d. Try a lower --lr or a longer --warmup", step, step - 1);
+    const double gscale = clip > 0 && norm > clip ? clip / norm : 1;
+    for (int id = 0; id < NUM_TENSORS; id++) {
+        const TensorInfo *t = &m->tensors[id];
+        for (int l = 0; t->rows && l < (t->per_layer ? L : 1); l++) {
+            adamw_update(tensor(m, m->params, (TensorId)id, l), tensor(m, m->m, (TensorId)id, l), tensor(m, m->v, (TensorId)id, l),
+                         tensor(m, m->grads, (TensorId)id, l), tensor_size(m->tensors, id), lr, t->decay ? weight_decay : 0, gscale, step);
+        }
+    }
+    return norm;
+}
+
+// ----------------------------------------------------------------------------------------------
+// validation
+
+enum { BUCKETS = 33 }; /* bucket 0 holds 0; bucket i holds 2^(i-1) .. 2^i - 1 */
+
+static int bucket(unsigned x) { return x ? 32 - __builtin_clz(x) : 0; }
+
+typedef struct {
+    double loss, by_position[BUCKETS]; /* sums of losses */
+    long scored, at_position[BUCKETS];
+    long correct[BUCKETS], asked[BUCKETS]; /* recall, by distance */
+    int sequences;
+} Validation;
+
+/* The losses of the first `sequences` samples of d, through PASS_FORWARD over every chunk. */
+static Validation validate(Model *m, Data *d, Batch *s, int sequences) {
+    Validation v;
+    memset(&v, 0, sizeof v);
+    v.sequences = sequences;
+    const size_t T = m->T;
+    for (int first = 0; first < sequences; first += m->B) {
+        for (int b = 0; b < m->B; b++) { /* rows past the last sequence repeat it, unscored */
+            int i = first + b < sequences ? first + b : sequences - 1;
+            data_sample(d, (uint64_t)i, s->inputs + b * T, s->targets + b * T, s->distances + b * T);
+            for (size_t t = 0; first + b >= sequences && t < T; t++) s->targets[b * T + t] = TARGET_MASKED;
+        }
+        Progress progress = progress_start();
+        v.loss += sequence_step(m, s->inputs, s->targets, 0, 0, s->losses, s->guesses, &progress);
+        progress_end(&progress);
+        for (size_t i = 0; i < s->per_batch; i++) {
+            if (s->targets[i] == TARGET_MASKED) continue;
+            int position = bucket((unsigned)(i % T));
+            v.scored++;
+            v.by_position[position] += (double)s->losses[i];
+            v.at_position[position]++;
+            if (d->kind != DATA_RECALL) continue;
+            v.asked[bucket((unsigned)s->distances[i])]++;
+            v.correct[bucket((unsigned)s->distances[i])] += s->guesses[i] == s->targets[i];
+        }
+    }
+    return v;
+}
+
+static unsigned bucket_from(int i) { return i ? 1u << (i - 1) : 0; }
+static unsigned bucket_to(int i, int T) { return i ? (unsigned)min_size((1ull << i) - 1, (size_t)T - 1) : 0; }
+
+/* One line for the whole, one for each bucket that has any; the same into the log. */
+static void validation_report(const Validation *v, const Data *d, int step, double ms, Logger *log) {
+    const double mean = v->loss / (double)v->scored;
+    printf("val  %5d | loss %.4f", step, mean);
+    if (d->kind == DATA_BYTES) printf(" | %.3f bits per byte", mean / 0.6931471805599453);
+    printf(" | %ld targets in %d sequences | %.1f s\n", v->scored, v->sequences, ms * 1e-3);
+    logger_number(log, "step", step);
+    logger_number(log, "val_loss", mean);
+    logger_key(log, "val_by_position");
+    if (log->file) fprintf(log->file, "[");
+    printf("  loss by position:");
+    for (int i = 0, n = 0; i < BUCKETS; i++) {
+        if (!v->at_position[i]) continue;
+        const unsigned from = bucket_from(i), to = bucket_to(i, d->T);
+        const double loss = v->by_position[i] / (double)v->at_position[i];
+        printf("%s %u-%u: %.3f", n % 6 == 0 && n ? "\n                   " : "", from, to, loss);
+        if (log->file) fprintf(log->file, "%s{\"from\":%u,\"to\":%u,\"loss\":%.17g,\"targets\":%ld}", n ? "," : "", from, to, loss, v->at_position[i]);
+        n++;
+    }
+    printf("\n");
+    if (log->file) fprintf(log->file, "]");
+    if (d->kind == DATA_RECALL) {
+        logger_key(log, "recall_by_distance");
+        if (log->file) fprintf(log->file, "[");
+        printf("  recall by distance:");
+        for (int i = 0, n = 0; i < BUCKETS; i++) {
+            if (!v->asked[i]) continue;
+            const unsigned from = bucket_from(i), to = bucket_to(i, d->T);
+            const double accuracy = (double)v->correct[i] / (double)v->asked[i];
+            printf(" %u-%u: %.3f", from, to, accuracy);
+            if (log->file) fprintf(log->file, "%s{\"from\":%u,\"to\":%u,\"accuracy\":%.17g,\"questions\":%ld}", n++ ? "," : "", from, to, accuracy, v->asked[i]);
+        }
+        printf("   (guessing: %.3f)\n", 1.0 / RECALL_VALUES);
+        if (log->file) fprintf(log->file, "]");
+    }
+    logger_end(log);
+    fflush(stdout);
+}
+
+// ----------------------------------------------------------------------------------------------
+// main
+
+#ifndef TESTING
+
+/* Opens --data and --val; without --val the last tenth of the text is held out. Says what there is. Returns
+   the number of validation sequences (0: none). */
+static int open_data(Data *train, Data *val, TrainConfig *run, const ModelConfig *config) {
+    int sequences = run->val_seqs;
+    if (strcmp(run->data, "recall") == 0) {
+        if (*run->val) die("--val %s: the recall task makes its own validation sequences; leave --val out", run->val);
+        int distance = run->recall_distance ? run->recall_distance : run->chunk_size;
+        *train = data_open_recall(run->T, distance, (uint64_t)run->seed);
+        *val = data_open_recall(run->T, distance, ~(uint64_t)run->seed);
+        printf("data: recall, %d facts and %d questions per sequence, at least %d tokens apart\n", RECALL_KEYS, run->T / RECALL_TOKENS_PER_QUESTION, distance);
+    } else {
+        if (run->recall_distance) die("--recall-distance %d: only --data recall has distances", run->recall_distance);
+        uint64_t bytes, val_bytes = 0, T = (uint64_t)run->T, need = (uint64_t)run->B * T + 1;
+        fclose(xopen_read(run->data, &bytes));
+        uint64_t tokens = bytes + 1, held = *run->val || sequences == 0 ? 0 : tokens / 10;
+        if (held < T + 1 || tokens - held < need) held = 0; /* too short to be worth a sequence */
+        if (tokens - held < need) {
+            die("--data %s: %llu tokens (%llu bytes and a start), but a batch of %d x %d needs %llu; use a smaller --seq-len or --batch", run->data,
+                (unsigned long long)tokens, (unsigned long long)bytes, run->B, run->T, (unsigned long long)need);
+        }
+        *train = data_open_bytes(run->data, run->T, 0, tokens - held, 1, (uint64_t)run->seed);
+        printf("data: %s, %llu tokens; training on %llu: %llu sequences, %llu tokens at the end unused\n", run->data, (unsigned long long)tokens,
+               (unsigned long long)train->count, (unsigned long long)train->samples, (unsigned long long)(train->count - 1 - train->samples * T));
+        if (*run->val) {
+            fclose(xopen_read(run->val, &val_bytes));
+            if (val_bytes < T) die("--val %s: %llu tokens, but one sequence needs %llu", run->val, (unsigned long long)val_bytes + 1, (unsigned long long)T + 1);
+            *val = data_open_bytes(run->val, run->T, 0, val_bytes + 1, 0, 0);
+        } else if (held) {
+            *val = data_open_bytes(run->data, run->T, tokens - held, held, 0, 0);
+        } else {
+            sequences = 0;
+        }
+        if (sequences) {
+            sequences = (int)min_size((size_t)sequences, (size_t)val->samples);
+            printf("validation: %s, %d of %llu sequences\n", *run->val ? run->val : "the last tenth of it", sequences, (unsigned long long)val->samples);
+        } else {
+            printf("validation: none%s\n", run->val_seqs ? "; the last tenth of the data does not hold one sequence, give --val" : "");
+        }
+    }
+    if (train->V > config->V) die("--data %s: token ids up to %d, but --model %s has a vocabulary of %d", run->data, train->V - 1, run->model, config->V);
+    return sequences;
+}
+
+/* What this program would need for the same run in one chunk: all activations of all tokens at once. */
+static size_t one_pass_bytes(const ModelConfig *config, TrainConfig run) {
+    Memory *mem = (Memory *)xcalloc(1, sizeof(Memory));
+    Model m;
+    Batch batch;
+    mem->plan_only = 1;
+    run.chunk_size = (int)min_size(round_up((size_t)run.T, (size_t)run.P), INT32_MAX / run.P * (size_t)run.P);
+    model_alloc(&m, mem, config, &run, 1);
+    batch_alloc(&batch, mem, &run);
+    size_t bytes = memory_total(mem, TIER_HOST);
+    free(m.acts);
+    free(m.schedule);
+    free(mem);
+    return bytes;
+}
+
+static void report_model(const ModelConfig *c, const Model *m, const TrainConfig *run) {
+    size_t padding = (size_t)(c->Vp - c->V) * c->C * (c->tied ? 1 : 2);
+    printf("model: %s, %.2fM parameters; %d layers, %d channels, %d heads of %d (%d for keys and values), MLP %d, vocabulary %d\n", run->model,
+           (double)(m->num_params - padding) * 1e-6, c->L, c->C, c->NH, c->HD, c->NKV, c->F, c->V);
+    printf("sequence: %d x %d tokens in %d chunk%s of %d; pages of %d tokens; %d thread%s\n\n", m->B, m->T, m->N, m->N > 1 ? "s" : "", m->chunk_size, m->P,
+           max_threads(), max_threads() > 1 ? "s" : "");
+}
+
+int main(int argc, char **argv) {
+    static Model m;
+    static Memory mem;
+    TrainConfig run;
+    Data train = {0}, val = {0};
+    Batch batch = {0};
+    const ModelConfig config = options_read(argc, argv, &run);
+    train_config_check(&run, &config);
+    set_threads(run.threads);
+    Logger log = logger_open(run.log);
+    options_print(&run, stdout);
+    const int val_sequences = open_data(&train, &val, &run, &config);
+
+    memory_note(&mem, "program and libraries", "process", "", TIER_HOST, MEMORY_KEPT, peak_rss_bytes());
+    model_alloc(&m, &mem, &config, &run, 1);
+    batch_alloc(&batch, &mem, &run);
+    model_init(&m, run.seed);
+    report_model(&config, &m, &run);
+    memory_print(&mem, stdout);
+    printf("  the same in one chunk, as ordinary training holds it: %s\n\n", text_bytes((double)one_pass_bytes(&config, run)).text);
+
+    uint64_t sample = 0, tokens = 0;
+    const double start = now_ms();
+    for (int step = 1; step <= run.steps; step++) {
+        Progress progress = progress_start();
+        for (size_t i = 0; i < (size_t)run.grad_accum * run.B; i++, sample++) {
+            data_sample(&train, sample, batch.inputs + i * run.T, batch.targets + i * run.T, NULL);
+        }
+        const double lr = schedule_lr((ScheduleKind)run.schedule, run.lr, step, run.warmup, run.steps);
+        const double loss = step_gradients(&m, &batch, &progress);
+        const double norm = step_update(&m, lr, run.weight_decay, run.clip, step);
+        const double ms = now_ms() - progress.start_ms;
+        progress_end(&progress);
+        tokens += batch.per_batch * run.grad_accum;
+        printf("step %5d/%d | loss %.4f | lr %.2e | norm %7.4f | %.0f tokens/s | %s\n", step, run.steps, loss, lr, norm,
+               (double)batch.per_batch * run.grad_accum / ms * 1e3, text_bytes((double)peak_rss_bytes()).text);
+        fflush(stdout);
+        logger_number(&log, "step", step);
+        logger_number(&log, "loss", loss);
+        logger_number(&log, "lr", lr);
+        logger_number(&log, "grad_norm", norm);
+        logger_number(&log, "tokens", (double)tokens);
+        logger_number(&log, "ms", ms);
+        logger_number(&log, "peak_bytes", (double)peak_rss_bytes());
+        logger_end(&log);
+        if (val_sequences && (step == run.steps || (run.val_every && step % run.val_every == 0))) {
+            const double val_start = now_ms();
+            const Validation v = validate(&m, &val, &batch, val_sequences);
+            validation_report(&v, &val, step, now_ms() - val_start, &log);
+        }
+    }
+    const size_t planned = memory_total(&mem, TIER_HOST), peak = peak_rss_bytes();
+    printf("\n%llu tokens in %s; memory: %s by the table, %s measured (%+.1f %%)\n", (unsigned long long)tokens, text_seconds((now_ms() - start) * 1e-3).text,
+           text_bytes((double)planned).text, text_bytes((double)peak).text, 100 * ((double)peak / (double)planned - 1));
+    logger_close(&log);
+    data_close(&train);
+    data_close(&val);
+    model_free(&m);
+    memory_free_all(&mem);
+    return 0;
+}
+
+#endif /* TESTING */
