@@ -40,8 +40,10 @@
 #include "oomb/pages.h"
 #include "oomb/tensors.h"
 
-/* Columns that one thread takes of a sum over rows. */
-enum { COLUMN_BLOCK = 64 };
+enum {
+    COLUMN_BLOCK = 64,  /* columns that one thread takes of a sum over rows */
+    FEW = 16384,        /* elements up to which an elementwise loop is done sooner than other threads wake */
+};
 
 // ----------------------------------------------------------------------------------------------
 // embedding: x = wte[token] + wpe[position]
@@ -50,7 +52,7 @@ enum { COLUMN_BLOCK = 64 };
    wpe (max_T, C), or NULL with RoPE. */
 static void embedding_forward(floatX *x, const int *inputs, const floatX *wte, const floatX *wpe, int B, int T,
                               int t0, int Tc, int C) {
-#pragma omp parallel for collapse(2)
+#pragma omp parallel for collapse(2) if ((size_t)B * Tc * C > FEW)
     for (int b = 0; b < B; b++) {
         for (int t = 0; t < Tc; t++) {
             floatX *out = x + ((size_t)b * Tc + t) * C;
@@ -67,7 +69,7 @@ static void embedding_forward(floatX *x, const int *inputs, const floatX *wte, c
    columns and each goes through the rows in order. */
 static void embedding_backward(floatX *dwte, floatX *dwpe, const floatX *dx, const int *inputs, int B, int T,
                                int t0, int Tc, int C) {
-#pragma omp parallel for
+#pragma omp parallel for if ((size_t)B * Tc * C > FEW)
     for (int c0 = 0; c0 < C; c0 += COLUMN_BLOCK) {
         int c1 = c0 + COLUMN_BLOCK < C ? c0 + COLUMN_BLOCK : C;
         for (int b = 0; b < B; b++) {
@@ -90,7 +92,7 @@ static void embedding_backward(floatX *dwte, floatX *dwpe, const floatX *dx, con
    rstd = 1 / sqrt(average of x^2 + eps). b may be NULL. */
 static void norm_forward(floatX *out, floatX *mean, floatX *rstd, const floatX *x, const floatX *w,
                          const floatX *b, size_t rows, int C, double eps) {
-#pragma omp parallel for
+#pragma omp parallel for if (rows * C > FEW)
     for (size_t r = 0; r < rows; r++) {
         const floatX *xr = x + r * C;
         floatX *o = out + r * C;
@@ -109,7 +111,7 @@ static void norm_forward(floatX *out, floatX *mean, floatX *rstd, const floatX *
    the bracket for layernorm only. */
 static void norm_backward(floatX *dx, floatX *dw, floatX *db, const floatX *dout, const floatX *x, const floatX *w,
                           const floatX *mean, const floatX *rstd, size_t rows, int C, int accumulate) {
-#pragma omp parallel for
+#pragma omp parallel for if (rows * C > FEW)
     for (int c0 = 0; c0 < C; c0 += COLUMN_BLOCK) {
         int n = c0 + COLUMN_BLOCK < C ? COLUMN_BLOCK : C - c0;
         floatX sw[COLUMN_BLOCK] = {0}, sb[COLUMN_BLOCK] = {0};
@@ -124,7 +126,7 @@ static void norm_backward(floatX *dx, floatX *dw, floatX *db, const floatX *dout
         for (int c = 0; c < n; c++) dw[c0 + c] += sw[c];
         for (int c = 0; db && c < n; c++) db[c0 + c] += sb[c];
     }
-#pragma omp parallel for
+#pragma omp parallel for if (rows * C > FEW)
     for (size_t r = 0; r < rows; r++) {
         const floatX *d = dout + r * C, *xr = x + r * C;
         floatX *o = dx + r * C;
@@ -157,7 +159,7 @@ static void norm_backward(floatX *dx, floatX *dw, floatX *db, const floatX *dout
 static void matmul_forward(floatX *out, const floatX *x, const floatX *w, const floatX *bias, size_t rows, int C,
                            int OC, int accumulate) {
     if (bias) {
-#pragma omp parallel for
+#pragma omp parallel for if (rows * OC > FEW)
         for (size_t r = 0; r < rows; r++) {
             floatX *o = out + r * OC;
             for (int c = 0; c < OC; c++) o[c] = (accumulate ? o[c] : 0) + bias[c];
@@ -173,7 +175,7 @@ static void matmul_backward(floatX *dx, floatX *dw, floatX *dbias, const floatX 
     gemm(0, 0, rows, C, OC, 1, dout, OC, w, C, accumulate, dx, C);
     gemm(1, 0, OC, C, rows, 1, dout, OC, x, C, 1, dw, C);
     if (!dbias) return;
-#pragma omp parallel for
+#pragma omp parallel for if (rows * OC > FEW)
     for (int c0 = 0; c0 < OC; c0 += COLUMN_BLOCK) {
         int n = c0 + COLUMN_BLOCK < OC ? COLUMN_BLOCK : OC - c0;
         floatX sum[COLUMN_BLOCK] = {0};
@@ -205,7 +207,7 @@ static void rope_table(floatX *cosine, floatX *sine, int t0, int Tc, int HD, dou
 /* x (B, Tc, heads, HD), in place. */
 static void rope_forward(floatX *x, const floatX *cosine, const floatX *sine, int B, int Tc, int heads, int HD) {
     int half = HD / 2;
-#pragma omp parallel for
+#pragma omp parallel for if ((size_t)B * Tc * heads * HD > FEW)
     for (size_t r = 0; r < (size_t)B * Tc; r++) {
         const floatX *co = cosine + r % Tc * half, *si = sine + r % Tc * half;
         for (int h = 0; h < heads; h++) {
@@ -222,7 +224,7 @@ static void rope_forward(floatX *x, const floatX *cosine, const floatX *sine, in
 /* dx (B, Tc, heads, HD), in place: the transpose of the map above. */
 static void rope_backward(floatX *dx, const floatX *cosine, const floatX *sine, int B, int Tc, int heads, int HD) {
     int half = HD / 2;
-#pragma omp parallel for
+#pragma omp parallel for if ((size_t)B * Tc * heads * HD > FEW)
     for (size_t r = 0; r < (size_t)B * Tc; r++) {
         const floatX *co = cosine + r % Tc * half, *si = sine + r % Tc * half;
         for (int h = 0; h < heads; h++) {
@@ -251,7 +253,7 @@ static void page_write(floatX *kpages, floatX *vpages, const floatX *k, const fl
                        int l, int t0, int Tc, int NKV, int HD) {
     const int P = pages->P, p0 = t0 / P, n = (int)ceil_div(Tc, P);
     const size_t row = (size_t)HD * sizeof(floatX);
-#pragma omp parallel for collapse(3)
+#pragma omp parallel for collapse(3) if ((size_t)pages->B * Tc * NKV * HD > FEW)
     for (int b = 0; b < pages->B; b++) {
         for (int p = 0; p < n; p++) {
             for (int h = 0; h < NKV; h++) {
@@ -277,7 +279,7 @@ static void page_read_grad(floatX *dk, floatX *dv, const floatX *dkpages, const 
                            const PageTable *pages, int l, int t0, int Tc, int NKV, int HD) {
     const int P = pages->P, p0 = t0 / P;
     const size_t row = (size_t)HD * sizeof(floatX);
-#pragma omp parallel for collapse(2)
+#pragma omp parallel for collapse(2) if ((size_t)pages->B * Tc * NKV * HD > FEW)
     for (int b = 0; b < pages->B; b++) {
         for (int t = 0; t < Tc; t++) {
             for (int h = 0; h < NKV; h++) {
@@ -411,7 +413,7 @@ static void attention_forward(floatX *attn, floatX *lse, const floatX *q, const 
 
 /* delta (B, NH, Tc) = sum over d of dattn * attn: what the softmax's backward subtracts. */
 static void attention_delta(floatX *delta, const floatX *dattn, const floatX *attn, int B, int Tc, int NH, int HD) {
-#pragma omp parallel for collapse(2)
+#pragma omp parallel for collapse(2) if ((size_t)B * Tc * NH * HD > FEW)
     for (int b = 0; b < B; b++) {
         for (int t = 0; t < Tc; t++) {
             for (int h = 0; h < NH; h++) {
@@ -563,7 +565,7 @@ static inline vecX vec_sigmoid(vecX x) { return 1 / (1 + vec_exp(-x)); }
 
 /* act (n) = up * sigmoid(2 u) */
 static void gelu_forward(floatX *act, const floatX *up, size_t n) {
-#pragma omp parallel for
+#pragma omp parallel for if (n > FEW)
     for (size_t i = 0; i < n; i += VL) {
         size_t k = n - i;
         vecX x = vec_load_part(up + i, k);
@@ -573,7 +575,7 @@ static void gelu_forward(floatX *act, const floatX *up, size_t n) {
 
 /* dup (n) = dact * (sig + x sig (1 - sig) * 2 u') */
 static void gelu_backward(floatX *dup, const floatX *dact, const floatX *up, size_t n) {
-#pragma omp parallel for
+#pragma omp parallel for if (n > FEW)
     for (size_t i = 0; i < n; i += VL) {
         size_t k = n - i;
         vecX x = vec_load_part(up + i, k);
@@ -585,7 +587,7 @@ static void gelu_backward(floatX *dup, const floatX *dact, const floatX *up, siz
 
 /* act (n) = silu(gate) * up */
 static void swiglu_forward(floatX *act, const floatX *gate, const floatX *up, size_t n) {
-#pragma omp parallel for
+#pragma omp parallel for if (n > FEW)
     for (size_t i = 0; i < n; i += VL) {
         size_t k = n - i;
         vecX g = vec_load_part(gate + i, k);
@@ -596,7 +598,7 @@ static void swiglu_forward(floatX *act, const floatX *gate, const floatX *up, si
 /* dgate (n) = dact * up * (sig + gate sig (1 - sig));  dup (n) = dact * silu(gate) */
 static void swiglu_backward(floatX *dgate, floatX *dup, const floatX *dact, const floatX *gate, const floatX *up,
                             size_t n) {
-#pragma omp parallel for
+#pragma omp parallel for if (n > FEW)
     for (size_t i = 0; i < n; i += VL) {
         size_t k = n - i;
         vecX g = vec_load_part(gate + i, k), sig = vec_sigmoid(g), d = vec_load_part(dact + i, k);
@@ -614,7 +616,7 @@ static void swiglu_backward(floatX *dgate, floatX *dup, const floatX *dact, cons
    left as they are. */
 static void classifier(floatX *losses, int *guesses, floatX *logits, const int *targets, size_t rows, int V, int Vp,
                        floatX dloss) {
-#pragma omp parallel for
+#pragma omp parallel for if (rows * Vp > FEW)
     for (size_t r = 0; r < rows; r++) {
         floatX *z = logits + r * Vp;
         const int target = targets[r];
@@ -655,7 +657,7 @@ enum { NORM_BLOCK = 8192 }; /* elements per partial sum: a constant, so the norm
 /* The Euclidean norm of g (n). partial: ceil(n / NORM_BLOCK) doubles of scratch. */
 static double grad_norm(double *partial, const floatX *g, size_t n) {
     size_t blocks = ceil_div(n, NORM_BLOCK);
-#pragma omp parallel for
+#pragma omp parallel for if (n > FEW)
     for (size_t i = 0; i < blocks; i++) {
         size_t k = min_size(NORM_BLOCK, n - i * NORM_BLOCK);
         partial[i] = (double)vec_dot(g + i * NORM_BLOCK, g + i * NORM_BLOCK, k);
@@ -674,7 +676,7 @@ static void adamw_update(floatX *w, floatX *m, floatX *v, const floatX *g, size_
     const floatX b1 = (floatX)ADAM_BETA1, b2 = (floatX)ADAM_BETA2, eps = (floatX)ADAM_EPS, scale = (floatX)gscale;
     const floatX rate = (floatX)(lr / (1 - pow(ADAM_BETA1, step))), keep = (floatX)(1 - lr * weight_decay);
     const floatX correct2 = (floatX)(1 / (1 - pow(ADAM_BETA2, step)));
-#pragma omp parallel for
+#pragma omp parallel for if (n > FEW)
     for (size_t i = 0; i < n; i++) {
         floatX d = g[i] * scale;
         m[i] = b1 * m[i] + (1 - b1) * d;

@@ -207,7 +207,7 @@ static inline void gemm(int ta, int tb, size_t M, size_t N, size_t K, floatX alp
     GemmArgs g = {A, B, ta ? 1 : lda, ta ? lda : 1, tb ? 1 : ldb, tb ? ldb : 1, C, ldc, K, alpha, beta};
     /* Along the longer side, in whole register tiles; a product too small to pay for waking
        the other threads stays on this one. */
-    size_t threads = M * N * K < 65536 ? 1 : (size_t)max_threads();
+    size_t threads = M * N * K < 1 << 20 ? 1 : (size_t)max_threads();
     size_t length = N >= M ? N : M, unit = N >= M ? GEMM_NR : GEMM_MR;
     size_t step = (length / threads + unit) / unit * unit;
     size_t parts = (length + step - 1) / step;

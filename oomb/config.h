@@ -53,9 +53,9 @@ typedef struct {
 
 /* The order of the initializers is the order of the fields above. */
 static const Preset presets[] = {
-    {"recall", "0.1M, LLaMA: the generated recall task",
-     {304, 0, 2, 64, 2, 2, 32, 192, 0, NORM_RMSNORM, POS_ROPE, MLP_SWIGLU, 0, 0, 0, 1, 1e-5, 10000.0, 0.05},
-     512, 8, 32, 32, 400, 20, 3e-3, 0.1},
+    {"recall", "0.2M, LLaMA: the generated recall task",
+     {304, 0, 2, 64, 4, 2, 32, 192, 0, NORM_RMSNORM, POS_ROPE, MLP_SWIGLU, 0, 0, 0, 0, 1e-5, 10000.0, 0.1},
+     512, 8, 32, 32, 800, 20, 4e-3, 0.1},
     {"tiny", "1.0M, LLaMA: text as bytes",
      {257, 0, 4, 128, 4, 2, 32, 512, 0, NORM_RMSNORM, POS_ROPE, MLP_SWIGLU, 0, 0, 0, 1, 1e-5, 10000.0, 0.05},
      4096, 1, 512, 64, 200, 20, 3e-3, 0.1},
