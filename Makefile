@@ -28,13 +28,17 @@ TEST_SOURCES = test_oomb.c train_oomb.c $(HEADERS)
 
 all: train_oomb
 
-train_oomb: train_oomb.c $(HEADERS) Makefile
+# What a program was built with: another compiler or flag builds it again.
+.flags: FORCE
+	@echo '$(CC) $(CFLAGS) $(FLAGS)' | cmp -s - $@ || echo '$(CC) $(CFLAGS) $(FLAGS)' >$@
+
+train_oomb: train_oomb.c $(HEADERS) Makefile .flags
 	$(CC) $(CFLAGS) $(FLAGS) $< -o $@ -lm
 
-test_oomb: $(TEST_SOURCES) Makefile
+test_oomb: $(TEST_SOURCES) Makefile .flags
 	$(CC) $(CFLAGS) $(FLAGS) $< -o $@ -lm
 
-test_oomb_double: $(TEST_SOURCES) Makefile
+test_oomb_double: $(TEST_SOURCES) Makefile .flags
 	$(CC) $(CFLAGS) $(FLAGS) -DFLOATX_DOUBLE $< -o $@ -lm
 
 run: train_oomb
@@ -46,25 +50,25 @@ test: train_oomb test_oomb test_oomb_double
 
 headers:
 	@for h in $(HEADERS); do \
-	  $(CC) -std=gnu11 -D_FILE_OFFSET_BITS=64 -Wall -Wextra -fsyntax-only -x c $$h || exit 1; \
-	  $(CXX) -std=gnu++17 -D_FILE_OFFSET_BITS=64 -Wall -Wextra -fsyntax-only -x c++ $$h || exit 1; \
+	  $(CC) -std=c11 -D_DEFAULT_SOURCE -D_FILE_OFFSET_BITS=64 -Wall -Wextra -Werror -fsyntax-only -x c $$h || exit 1; \
+	  $(CXX) -std=c++17 -D_FILE_OFFSET_BITS=64 -Wall -Wextra -Werror -fsyntax-only -x c++ $$h || exit 1; \
 	done; echo "$(words $(HEADERS)) headers compile alone, as C11 and as C++17"
 
-# -O1: the optimizer must leave something to look at. No OpenMP: its runtime is not instrumented.
-SANITIZE = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+# No OpenMP: its runtime is not instrumented. A refused allocation returns NULL there too, as without sanitizers.
+SANITIZE = -O2 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 sanitize: $(TEST_SOURCES)
 	$(MAKE) OPENMP=no CFLAGS="$(SANITIZE)" sanitized
 sanitized: $(TEST_SOURCES)
 	$(CC) $(CFLAGS) $(FLAGS) train_oomb.c -o train_oomb_sanitized -lm
-	$(CC) $(CFLAGS) $(FLAGS) -DPROGRAM='"./train_oomb_sanitized"' test_oomb.c -o test_oomb_sanitized -lm
+	$(CC) $(CFLAGS) $(FLAGS) -DPROGRAM='"./train_oomb_sanitized"' -DDOUBLE_TESTS='"./test_oomb_double_sanitized"' test_oomb.c -o test_oomb_sanitized -lm
 	$(CC) $(CFLAGS) $(FLAGS) -DFLOATX_DOUBLE test_oomb.c -o test_oomb_double_sanitized -lm
 	./test_oomb_double_sanitized
-	./test_oomb_sanitized
+	ASAN_OPTIONS=allocator_may_return_null=1 ./test_oomb_sanitized
 
 check:
 	scripts/check_build.sh
 
 clean:
-	rm -f train_oomb test_oomb test_oomb_double train_oomb_sanitized test_oomb_sanitized test_oomb_double_sanitized
+	rm -f .flags train_oomb test_oomb test_oomb_double train_oomb_sanitized test_oomb_sanitized test_oomb_double_sanitized
 
-.PHONY: all run test headers sanitize sanitized check clean
+.PHONY: all run test headers sanitize sanitized check clean FORCE

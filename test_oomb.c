@@ -44,6 +44,7 @@ enum { MAX_IN = 3 };
 typedef struct {
     int num_in;
     const char *in_name[MAX_IN];
+    int adds[MAX_IN]; /* the backward must add to this gradient; else it must write it */
     floatX *in[MAX_IN], *din[MAX_IN];
     size_t n[MAX_IN];
     floatX *out, *dout;
@@ -59,9 +60,10 @@ static void op_begin(size_t nout, Rng *r) {
     op.dout = random_floats(nout, 1, r);
 }
 
-static floatX *op_input(const char *name, size_t n, double scale, Rng *r) {
+static floatX *op_input(const char *name, size_t n, double scale, int adds, Rng *r) {
     int i = op.num_in++;
     op.in_name[i] = name;
+    op.adds[i] = adds;
     op.n[i] = n;
     op.in[i] = random_floats(n, scale, r);
     op.din[i] = (floatX *)xcalloc(n + 64, sizeof(floatX));
@@ -89,8 +91,14 @@ static double op_value(void (*forward)(void)) {
    gradient leaves room for ill-conditioned elements and none for a wrong formula. */
 static void op_check(const char *name, double scale, void (*forward)(void), void (*backward)(void)) {
     forward();
+    for (int k = 0; k < op.num_in; k++) { /* what stands there before: to be added to, or to be overwritten */
+        for (size_t i = 0; i < op.n[k]; i++) op.din[k][i] = op.adds[k] ? (floatX)0.5 : (floatX)NAN;
+    }
     backward();
     for (int k = 0; k < op.num_in; k++) {
+        for (size_t i = 0; op.adds[k] && i < op.n[k]; i++) op.din[k][i] -= (floatX)0.5;
+    }
+    for (int k = 0; is_double && k < op.num_in; k++) {
         double largest = 1e-6, worst = 0;
         size_t worst_at = 0;
         for (size_t i = 0; i < op.n[k]; i++) largest = fmax(largest, fabs((double)op.din[k][i]));
@@ -105,13 +113,16 @@ static void op_check(const char *name, double scale, void (*forward)(void), void
             *x = x0;
             double numeric = (8 * (f[0] - f[1]) - (f[2] - f[3])) / (12 * (double)h);
             double error = fabs(numeric - (double)op.din[k][i]) / largest;
-            if (!(error <= worst)) {
+            if (!isfinite(error)) error = INFINITY;
+            if (error > worst) {
                 worst = error;
                 worst_at = i;
             }
         }
-        check(worst < 1e-8, "%s at scale %g: d%s[%zu] is off by %.2e of the largest", name, scale, op.in_name[k], worst_at, worst);
+        check(worst < 1e-8, "%s at scale %g: d%s[%zu] is off by %.2e of the largest", name, scale, op.in_name[k],
+              worst_at, worst);
     }
+    forward(); /* leaves the output of the inputs as they are */
 }
 
 static struct {
@@ -121,7 +132,9 @@ static struct {
 } d; /* dimensions and saved values of the op under test */
 
 static void f_embedding(void) { embedding_forward(op.out, d.tokens, op.in[0], op.in[1], d.B, d.T, d.t0, d.Tc, d.C); }
-static void b_embedding(void) { embedding_backward(op.din[0], op.din[1], op.dout, d.tokens, d.B, d.T, d.t0, d.Tc, d.C); }
+static void b_embedding(void) {
+    embedding_backward(op.din[0], op.din[1], op.dout, d.tokens, d.B, d.T, d.t0, d.Tc, d.C);
+}
 
 static void test_embedding(void) {
     Rng r = rng_stream(1, 1, 1);
@@ -130,15 +143,25 @@ static void test_embedding(void) {
     for (int i = 0; i < 18; i++) tokens[i] = (int)rng_below(&r, 4); /* repeated ids: their gradients add up */
     d.tokens = tokens;
     op_begin((size_t)d.B * d.Tc * d.C, &r);
-    op_input("wte", 4 * 70, 1, &r);
-    op_input("wpe", 9 * 70, 1, &r);
+    const floatX *wte = op_input("wte", 4 * 70, 1, 1, &r), *wpe = op_input("wpe", 9 * 70, 1, 1, &r);
     op_check("embedding", 1, f_embedding, b_embedding);
+    for (int b = 0; b < 2; b++) {
+        for (int i = 0; i < 5 * 70; i++) {
+            const int t = 3 + i / 70, c = i % 70;
+            check(op.out[b * 5 * 70 + i] == wte[tokens[b * 9 + t] * 70 + c] + wpe[t * 70 + c],
+                  "embedding: sequence %d, position %d, channel %d", b, t, c);
+        }
+    }
     op_end();
 }
 
-static void f_norm(void) { norm_forward(op.out, d.layernorm ? d.mean : NULL, d.rstd, op.in[0], op.in[1], d.layernorm ? op.in[2] : NULL, d.rows, d.C, 1e-5); }
+static void f_norm(void) {
+    norm_forward(op.out, d.layernorm ? d.mean : NULL, d.rstd, op.in[0], op.in[1], d.layernorm ? op.in[2] : NULL, d.rows,
+                 d.C, 1e-5);
+}
 static void b_norm(void) {
-    norm_backward(op.din[0], op.din[1], d.layernorm ? op.din[2] : NULL, op.dout, op.in[0], op.in[1], d.layernorm ? d.mean : NULL, d.rstd, d.rows, d.C, d.accumulate);
+    norm_backward(op.din[0], op.din[1], d.layernorm ? op.din[2] : NULL, op.dout, op.in[0], op.in[1],
+                  d.layernorm ? d.mean : NULL, d.rstd, d.rows, d.C, d.accumulate);
 }
 
 static void test_norm(void) {
@@ -148,9 +171,9 @@ static void test_norm(void) {
             Rng r = rng_stream(2, layernorm, s);
             d.rows = 3, d.C = s == 1 ? 67 : 24, d.layernorm = layernorm, d.accumulate = s != 0;
             op_begin((size_t)d.rows * d.C, &r);
-            op_input("x", (size_t)d.rows * d.C, scales[s], &r);
-            op_input("w", d.C, scales[s], &r);
-            if (layernorm) op_input("b", d.C, scales[s], &r);
+            op_input("x", (size_t)d.rows * d.C, scales[s], d.accumulate, &r);
+            op_input("w", d.C, scales[s], 1, &r);
+            if (layernorm) op_input("b", d.C, scales[s], 1, &r);
             d.mean = random_floats(d.rows, 0, &r);
             d.rstd = random_floats(d.rows, 0, &r);
             op_check(layernorm ? "layernorm" : "rmsnorm", scales[s], f_norm, b_norm);
@@ -161,18 +184,24 @@ static void test_norm(void) {
     }
 }
 
-static void f_matmul(void) { matmul_forward(op.out, op.in[0], op.in[1], d.bias ? op.in[2] : NULL, d.rows, d.C, d.OC, 0); }
-static void b_matmul(void) { matmul_backward(op.din[0], op.din[1], d.bias ? op.din[2] : NULL, op.dout, op.in[0], op.in[1], d.rows, d.C, d.OC, d.accumulate); }
+static void f_matmul(void) {
+    matmul_forward(op.out, op.in[0], op.in[1], d.bias ? op.in[2] : NULL, d.rows, d.C, d.OC, 0);
+}
+static void b_matmul(void) {
+    matmul_backward(op.din[0], op.din[1], d.bias ? op.din[2] : NULL, op.dout, op.in[0], op.in[1], d.rows, d.C, d.OC,
+                    d.accumulate);
+}
 
 static void test_matmul(void) {
+    const double scales[] = {1, 0.01, 100, 1};
     for (int s = 0; s < 4; s++) {
         Rng r = rng_stream(3, s, 0);
         d.rows = s == 0 ? 1 : 14, d.C = 9 + 8 * s, d.OC = 33 - s, d.bias = s & 1, d.accumulate = s >> 1;
         op_begin((size_t)d.rows * d.OC, &r);
-        op_input("x", (size_t)d.rows * d.C, 1, &r);
-        op_input("w", (size_t)d.OC * d.C, 1, &r);
-        if (d.bias) op_input("bias", d.OC, 1, &r);
-        op_check("matmul", 1, f_matmul, b_matmul);
+        op_input("x", (size_t)d.rows * d.C, scales[s], d.accumulate, &r);
+        op_input("w", (size_t)d.OC * d.C, scales[s], 1, &r);
+        if (d.bias) op_input("bias", d.OC, scales[s], 1, &r);
+        op_check("matmul", scales[s], f_matmul, b_matmul);
         op_end();
     }
 }
@@ -193,10 +222,19 @@ static void test_rope(void) {
     d.sine = random_floats(25, 0, &r);
     rope_table(d.cosine, d.sine, 1000003, d.Tc, d.HD, 10000);
     double angle = 1000005 * pow(10000, -2.0 * 3 / 10);
-    check(fabs(d.cosine[2 * 5 + 3] - cos(angle)) < 1e-7 && fabs(d.sine[2 * 5 + 3] - sin(angle)) < 1e-7, "rope_table: position 1000005, pair 3");
+    check(fabs(d.cosine[2 * 5 + 3] - cos(angle)) < 1e-7 && fabs(d.sine[2 * 5 + 3] - sin(angle)) < 1e-7,
+          "rope_table: position 1000005, pair 3");
     op_begin((size_t)d.B * d.Tc * d.NH * d.HD, &r);
-    op_input("x", op.nout, 1, &r);
+    const floatX *x = op_input("x", op.nout, 1, 0, &r);
     op_check("rope", 1, f_rope, b_rope);
+    /* channel i turns with channel i + HD/2, by + the angle, as Hugging Face's rotate_half has it */
+    for (int i = 0; i < 5; i++) {
+        const floatX *u = x + (size_t)(2 * 3 + 1) * 10, *v = op.out + (size_t)(2 * 3 + 1) * 10; /* token 2, head 1 */
+        const double a = 1000005 * pow(10000, -2.0 * i / 10), want = (double)u[i] * cos(a) - (double)u[i + 5] * sin(a);
+        const double other = (double)u[i + 5] * cos(a) + (double)u[i] * sin(a);
+        check(fabs(v[i] - want) < 1e-6 && fabs(v[i + 5] - other) < 1e-6, "rope: pair %d is (%g, %g), not (%g, %g)", i,
+              (double)v[i], (double)v[i + 5], want, other);
+    }
     op_end();
     free(d.cosine);
     free(d.sine);
@@ -212,14 +250,18 @@ static void test_activation(void) {
     for (int s = 0; s < 3; s++) {
         Rng r = rng_stream(5, s, 0);
         op_begin(45, &r);
-        op_input("up", 45, scales[s], &r);
+        op_input("up", 45, scales[s], 0, &r);
         /* the fifth derivative of a sigmoid is of order 1 whatever the input's scale: keep h small */
         op_check("gelu", fmin(scales[s], 1), f_gelu, b_gelu);
         op_end();
         op_begin(45, &r);
-        op_input("gate", 45, scales[s], &r);
-        op_input("up", 45, scales[s], &r);
+        const floatX *gate = op_input("gate", 45, scales[s], 0, &r), *up = op_input("up", 45, scales[s], 0, &r);
         op_check("swiglu", fmin(scales[s], 1), f_swiglu, b_swiglu);
+        for (int i = 0; i < 45; i++) {
+            const double want = (double)gate[i] / (1 + exp(-(double)gate[i])) * (double)up[i];
+            check(fabs(op.out[i] - want) < (is_double ? 1e-13 : 1e-6) * (1 + fabs(want)), "swiglu: %.9g, not %.9g",
+                  (double)op.out[i], want);
+        }
         op_end();
     }
     /* the tanh form, by its textbook formula; erf's differs by up to 5e-4 */
@@ -233,7 +275,8 @@ static void test_activation(void) {
     const floatX far[] = {-1e4f, -100, 100, 1e4f};
     floatX out[4], one[4] = {1, 1, 1, 1}, dg[4], du[4];
     gelu_forward(out, far, 4);
-    check(out[0] == 0 && out[1] == 0 && out[2] == 100 && out[3] == (floatX)1e4f, "gelu far from zero: %g %g %g %g", (double)out[0], (double)out[1], (double)out[2], (double)out[3]);
+    check(out[0] == 0 && out[1] == 0 && out[2] == 100 && out[3] == (floatX)1e4f, "gelu far from zero: %g %g %g %g",
+          (double)out[0], (double)out[1], (double)out[2], (double)out[3]);
     swiglu_forward(out, far, one, 4);
     check(fabs(out[0]) < 1e-30 && fabs(out[1]) < 1e-30 && out[3] == (floatX)1e4f, "swiglu far from zero");
     swiglu_backward(dg, du, one, far, one, 4);
@@ -259,12 +302,22 @@ static void test_classifier(void) {
         d.rows = 8, d.V = 41, d.Vp = 64, d.tokens = targets, d.guesses = guesses;
         op_begin(8, &r);
         for (int i = 0; i < 8; i++) op.dout[i] = (floatX)0.25;
-        floatX *logits = op_input("logits", 8 * 64, scales[s], &r);
+        floatX *logits = op_input("logits", 8 * 64, scales[s], 0, &r);
         for (int row = 0; row < 8; row++) {
             for (int c = 41; c < 64; c++) logits[row * 64 + c] = 1000; /* padding must not be seen */
         }
         op_check("classifier", fmin(scales[s], 1), f_classifier, b_classifier);
-        check(guesses[1] == -1 && op.out[1] == 0 && op.din[0][64] == 0, "classifier: a masked row has no loss, gradient or guess");
+        for (int row = 0; row < 8; row++) { /* the loss by its formula */
+            double top = -INFINITY, sum = 0;
+            for (int c = 0; c < 41; c++) top = fmax(top, (double)logits[row * 64 + c]);
+            for (int c = 0; c < 41; c++) sum += exp((double)logits[row * 64 + c] - top);
+            const double want =
+                targets[row] == TARGET_MASKED ? 0 : top + log(sum) - (double)logits[row * 64 + targets[row]];
+            check(fabs(op.out[row] - want) < (is_double ? 1e-12 : 2e-6 * (1 + fabs(top))),
+                  "classifier: loss of row %d is %.9g, not %.9g", row, (double)op.out[row], want);
+        }
+        check(guesses[1] == -1 && op.out[1] == 0 && op.din[0][64] == 0,
+              "classifier: a masked row has no loss, gradient or guess");
         int best = 0;
         for (int c = 1; c < 41; c++) best = logits[c] > logits[best] ? c : best;
         check(guesses[0] == best, "classifier: guess %d, not %d", guesses[0], best);
@@ -299,9 +352,9 @@ static void attention_begin(int B, int t0, int Tc, int NH, int NKV, int HD, int 
     at.delta = random_floats((size_t)B * NH * Tc, 0, r);
     at.scratch = random_floats(attention_scratch_size(P, NH / NKV, HD) * max_threads(), 0, r);
     op_begin((size_t)B * Tc * NH * HD, r);
-    op_input("q", op.nout, scale, r);
-    op_input("k", (size_t)B * end * NKV * HD, scale, r);
-    op_input("v", (size_t)B * end * NKV * HD, 1, r);
+    op_input("q", op.nout, scale, 0, r);
+    op_input("k", (size_t)B * end * NKV * HD, scale, 0, r);
+    op_input("v", (size_t)B * end * NKV * HD, 1, 0, r);
 }
 
 static void attention_end(void) {
@@ -313,22 +366,23 @@ static void attention_end(void) {
 
 static void f_attention(void) {
     page_write(at.kpages, at.vpages, op.in[1], op.in[2], &at.pages, 0, 0, d.t0 + d.Tc, d.NKV, d.HD);
-    attention_forward(op.out, at.lse, op.in[0], at.kpages, at.vpages, &at.pages, 0, d.t0, d.Tc, d.NH, d.NKV, d.HD, at.scratch);
+    attention_forward(op.out, at.lse, op.in[0], at.kpages, at.vpages, &at.pages, 0, d.t0, d.Tc, d.NH, d.NKV, d.HD,
+                      at.scratch);
 }
 
 static void b_attention(void) {
-    memset(at.pages.dkv_fresh, 1, (size_t)d.B * at.pages.NP);
-    attention_backward(op.din[0], at.dkpages, at.dvpages, at.delta, op.dout, op.out, at.lse, op.in[0], at.kpages, at.vpages,
-                       &at.pages, 0, 0, d.t0, d.Tc, d.NH, d.NKV, d.HD, at.scratch);
+    memset(at.pages.dkv_fresh, 1, (size_t)d.B * at.pages.max_NP);
+    attention_backward(op.din[0], at.dkpages, at.dvpages, at.delta, op.dout, op.out, at.lse, op.in[0], at.kpages,
+                       at.vpages, &at.pages, 0, 0, d.t0, d.Tc, d.NH, d.NKV, d.HD, at.scratch);
     page_read_grad(op.din[1], op.din[2], at.dkpages, at.dvpages, &at.pages, 0, 0, d.t0 + d.Tc, d.NKV, d.HD);
 }
 
-/* {B, t0, Tc, NH, NKV, HD, P}: GQA ratios 1, 2, 3, 7; head sizes with and without padding; a short last page; a page
+/* {B, t0, Tc, NH, NKV, HD, P}: GQA ratios 1, 2, 3, 7, 8; head sizes with and without padding; a short last page; a page
    larger than the chunk's rows; chunks deep in the sequence and at its start; a group of over ATTENTION_ROWS heads. */
 static const int attention_shapes[][7] = {
-    {2, 0, 11, 2, 2, 6, 4},    {1, 12, 7, 2, 1, 8, 4},   {2, 6, 9, 6, 2, 4, 3},  {1, 8, 9, 7, 1, 2, 8},
-    {1, 10, 5, 3, 1, 40, 5},   {1, 0, 70, 1, 1, 4, 16},  {1, 3, 3, 4, 4, 16, 1}, {1, 16, 5, 2, 1, 64, 16},
-    {1, 64, 3, 70, 1, 2, 32},
+    {2, 0, 11, 2, 2, 6, 4},   {1, 12, 7, 2, 1, 8, 4},  {2, 6, 9, 6, 2, 4, 3},  {1, 8, 9, 7, 1, 2, 8},
+    {1, 10, 5, 3, 1, 40, 5},  {1, 0, 70, 1, 1, 4, 16}, {1, 3, 3, 4, 4, 16, 1}, {1, 16, 5, 2, 1, 64, 16},
+    {1, 64, 3, 70, 1, 2, 32}, {2, 4, 6, 16, 2, 4, 4},
 };
 
 static void test_attention_gradient(void) {
@@ -338,7 +392,8 @@ static void test_attention_gradient(void) {
             const int *a = attention_shapes[i];
             Rng r = rng_stream(7, i, s);
             char name[96];
-            snprintf(name, sizeof name, "attention B%d t0 %d Tc %d NH %d NKV %d HD %d P %d", a[0], a[1], a[2], a[3], a[4], a[5], a[6]);
+            snprintf(name, sizeof name, "attention B%d t0 %d Tc %d NH %d NKV %d HD %d P %d", a[0], a[1], a[2], a[3],
+                     a[4], a[5], a[6]);
             attention_begin(a[0], a[1], a[2], a[3], a[4], a[5], a[6], scales[s], &r);
             op_check(name, scales[s] / 3, f_attention, b_attention);
             attention_end();
@@ -350,7 +405,8 @@ static void test_attention_gradient(void) {
    softmax that forgets its maximum overflows there. In float a score s of size S carries an error of about
    S * sqrt(HD) * 2^-24, which moves the weights by as much; 8 times that is the bound, and 1e-6 where S is small. */
 static void test_attention_forward(void) {
-    const double scales[] = {1, 8, 90};
+    const double scales[] = {1, 8, 250};
+    double largest_of_all = 0;
     for (int i = 0; i < COUNT(attention_shapes); i++) {
         for (int s = 0; s < 3; s++) {
             const int *a = attention_shapes[i];
@@ -364,7 +420,9 @@ static void test_attention_forward(void) {
                 double top = -INFINITY, sum = 0;
                 for (int j = 0; j < seen; j++) {
                     double x = 0;
-                    for (int c = 0; c < d.HD; c++) x += (double)op.in[0][(size_t)row * d.HD + c] * op.in[1][(((size_t)b * end + j) * d.NKV + h / G) * d.HD + c];
+                    for (int c = 0; c < d.HD; c++)
+                        x += (double)op.in[0][(size_t)row * d.HD + c] *
+                             op.in[1][(((size_t)b * end + j) * d.NKV + h / G) * d.HD + c];
                     score[j] = x / sqrt(d.HD);
                     top = fmax(top, score[j]);
                     largest = fmax(largest, fabs(score[j]));
@@ -372,29 +430,35 @@ static void test_attention_forward(void) {
                 for (int j = 0; j < seen; j++) sum += exp(score[j] - top);
                 for (int c = 0; c < d.HD; c++) {
                     double want = 0;
-                    for (int j = 0; j < seen; j++) want += exp(score[j] - top) / sum * op.in[2][(((size_t)b * end + j) * d.NKV + h / G) * d.HD + c];
+                    for (int j = 0; j < seen; j++)
+                        want +=
+                            exp(score[j] - top) / sum * op.in[2][(((size_t)b * end + j) * d.NKV + h / G) * d.HD + c];
                     worst = fmax(worst, fabs((double)op.out[(size_t)row * d.HD + c] - want));
                     if (!isfinite(op.out[(size_t)row * d.HD + c])) worst = INFINITY;
                 }
                 double lse = at.lse[((size_t)b * d.NH + h) * d.Tc + t];
-                worst = fmax(worst, fabs(lse - top - log(sum)) / largest);
+                worst = isfinite(lse) ? fmax(worst, fabs(lse - top - log(sum)) / largest) : INFINITY;
             }
-            double bound = is_double ? 1e-11 : 1e-6 + 8 * largest * sqrt(d.HD) * 6e-8;
+            largest_of_all = fmax(largest_of_all, largest);
+            double bound = is_double ? 1e-9 : 1e-6 + 8 * largest * sqrt(d.HD) * 6e-8;
             check(worst < bound, "shape %d, scores up to %.3g: off by %.2e, bound %.2e", i, largest, worst, bound);
             b_attention();
             for (size_t k = 0; k < op.nout; k++) worst = isfinite(op.din[0][k]) ? worst : INFINITY;
-            for (size_t k = 0; k < op.n[1]; k++) worst = isfinite(op.din[1][k]) && isfinite(op.din[2][k]) ? worst : INFINITY;
+            for (size_t k = 0; k < op.n[1]; k++)
+                worst = isfinite(op.din[1][k]) && isfinite(op.din[2][k]) ? worst : INFINITY;
             check(isfinite(worst), "shape %d, scores up to %.3g: a gradient is not finite", i, largest);
             free(score);
             attention_end();
         }
     }
+    check(largest_of_all > 6e4, "the largest score was %g only", largest_of_all);
 }
 
 /* AdamW against its definition, three steps, in double. */
 static void test_adamw(void) {
     Rng r = rng_stream(9, 0, 0);
-    floatX *w = random_floats(70, 1, &r), *m = random_floats(70, 0, &r), *v = random_floats(70, 0, &r), *g = random_floats(70, 1, &r);
+    floatX *w = random_floats(70, 1, &r), *m = random_floats(70, 0, &r), *v = random_floats(70, 0, &r),
+           *g = random_floats(70, 1, &r);
     double w0[70], m0[70] = {0}, v0[70] = {0};
     for (int i = 0; i < 70; i++) w0[i] = w[i];
     for (int step = 1; step <= 3; step++) {
@@ -403,8 +467,10 @@ static void test_adamw(void) {
             double gi = 0.5 * (double)g[i];
             m0[i] = 0.9 * m0[i] + 0.1 * gi;
             v0[i] = 0.95 * v0[i] + 0.05 * gi * gi;
-            w0[i] -= 0.01 * 0.1 * w0[i] + 0.01 * (m0[i] / (1 - pow(0.9, step))) / (sqrt(v0[i] / (1 - pow(0.95, step))) + 1e-8);
-            check(fabs(w[i] - w0[i]) < (is_double ? 1e-13 : 2e-6), "step %d: w[%d] is %.9g, not %.9g", step, i, (double)w[i], w0[i]);
+            w0[i] -= 0.01 * 0.1 * w0[i] +
+                     0.01 * (m0[i] / (1 - pow(0.9, step))) / (sqrt(v0[i] / (1 - pow(0.95, step))) + 1e-8);
+            check(fabs(w[i] - w0[i]) < (is_double ? 1e-13 : 2e-6), "step %d: w[%d] is %.9g, not %.9g", step, i,
+                  (double)w[i], w0[i]);
         }
     }
     free(w), free(m), free(v), free(g);
@@ -434,19 +500,22 @@ static void test_vec_exp(void) {
 /* gemm against three loops in double: all transposes, sizes around the register tile and the cache blocks. In
    float an element is a chain of K multiply-adds of terms of size 1: error below K * 2^-24 per unit, times 2. */
 static void test_gemm(void) {
-    const int sizes[][3] = {{1, 1, 1}, {1, 50, 7}, {13, 33, 20}, {12, 64, 256}, {31, 7, 300}, {200, 40, 33}, {5, 530, 257}, {67, 65, 1}};
+    const int sizes[][3] = {{1, 1, 1},    {1, 50, 7},    {13, 33, 20},  {12, 64, 256},
+                            {31, 7, 300}, {200, 40, 33}, {5, 530, 257}, {67, 65, 1}};
     for (int i = 0; i < COUNT(sizes); i++) {
         const int M = sizes[i][0], N = sizes[i][1], K = sizes[i][2];
         for (int mode = 0; mode < 8; mode++) {
             const int ta = mode & 1, tb = mode >> 1 & 1, beta = mode >> 2;
             Rng r = rng_stream(10, i, mode);
             const size_t lda = (ta ? M : K) + 3, ldb = (tb ? K : N) + 1, ldc = N + 2;
-            floatX *A = random_floats((ta ? K : M) * lda, 1, &r), *B = random_floats((tb ? N : K) * ldb, 1, &r), *C = random_floats(M * ldc, 1, &r);
+            floatX *A = random_floats((ta ? K : M) * lda, 1, &r), *B = random_floats((tb ? N : K) * ldb, 1, &r),
+                   *C = random_floats(M * ldc, 1, &r);
             double *want = (double *)xcalloc((size_t)M * N, sizeof(double)), worst = 0;
             for (int m = 0; m < M; m++) {
                 for (int n = 0; n < N; n++) {
                     double sum = 0;
-                    for (int k = 0; k < K; k++) sum += (double)A[ta ? k * lda + m : m * lda + k] * (double)B[tb ? n * ldb + k : k * ldb + n];
+                    for (int k = 0; k < K; k++)
+                        sum += (double)A[ta ? k * lda + m : m * lda + k] * (double)B[tb ? n * ldb + k : k * ldb + n];
                     want[(size_t)m * N + n] = 0.5 * sum + (beta ? (double)C[m * ldc + n] : 0);
                     if (!beta) C[m * ldc + n] = (floatX)NAN; /* beta = 0 must not read C */
                 }
@@ -454,11 +523,14 @@ static void test_gemm(void) {
             floatX outside = C[N];
             gemm(ta, tb, M, N, K, (floatX)0.5, A, lda, B, ldb, (floatX)beta, C, ldc);
             for (int m = 0; m < M; m++) {
-                for (int n = 0; n < N; n++) worst = fmax(worst, isnan(C[m * ldc + n]) ? INFINITY : fabs((double)C[m * ldc + n] - want[(size_t)m * N + n]));
+                for (int n = 0; n < N; n++)
+                    worst = fmax(worst, isnan(C[m * ldc + n]) ? INFINITY
+                                                              : fabs((double)C[m * ldc + n] - want[(size_t)m * N + n]));
             }
             double bound = is_double ? 1e-13 * K : 2 * 6e-8 * K + 1e-6;
             check(worst < bound, "gemm %d x %d x %d, ta %d, tb %d, beta %d: off by %.2e", M, N, K, ta, tb, beta, worst);
-            check(memcmp(&outside, &C[N], sizeof outside) == 0, "gemm %d x %d x %d wrote between the rows of C", M, N, K);
+            check(memcmp(&outside, &C[N], sizeof outside) == 0, "gemm %d x %d x %d wrote between the rows of C", M, N,
+                  K);
             free(A), free(B), free(C), free(want);
         }
     }
@@ -472,9 +544,12 @@ static void test_gemm_bits(void) {
     floatX *C = random_floats((size_t)M * N, 0, &r), *D = random_floats((size_t)M * N, 0, &r);
     gemm(0, 0, M, N, K, 1, A, K, B, N, 0, C, N);
     for (int trial = 0; trial < 30; trial++) {
-        int m = (int)rng_below(&r, M), n = (int)rng_below(&r, N), h = 1 + (int)rng_below(&r, M - m), w = 1 + (int)rng_below(&r, N - n);
+        int m = (int)rng_below(&r, M), n = (int)rng_below(&r, N), h = 1 + (int)rng_below(&r, M - m),
+            w = 1 + (int)rng_below(&r, N - n);
         gemm(0, 0, h, w, K, 1, A + (size_t)m * K, K, B + n, N, 0, D, N);
-        for (int i = 0; i < h; i++) check(memcmp(D + i * N, C + (size_t)(m + i) * N + n, w * sizeof(floatX)) == 0, "rows %d+%d, columns %d+%d: row %d differs", m, h, n, w, i);
+        for (int i = 0; i < h; i++)
+            check(memcmp(D + i * N, C + (size_t)(m + i) * N + n, w * sizeof(floatX)) == 0,
+                  "rows %d+%d, columns %d+%d: row %d differs", m, h, n, w, i);
     }
     free(A), free(B), free(C), free(D);
 }
@@ -490,7 +565,7 @@ static const char *const family_names[] = {"gpt2", "llama", "qwen3"};
 static ModelConfig tiny_config(Family family, int G) {
     ModelConfig m;
     memset(&m, 0, sizeof m);
-    m.V = 37, m.Vp = 64, m.L = 3, m.C = 10, m.NKV = G == 7 ? 1 : 2, m.NH = m.NKV * G, m.HD = 6, m.F = 14;
+    m.V = 37, m.Vp = 64, m.L = 3, m.C = 10, m.NKV = G >= 7 ? 1 : 2, m.NH = m.NKV * G, m.HD = 6, m.F = 14;
     m.norm = family == FAMILY_GPT2 ? NORM_LAYERNORM : NORM_RMSNORM;
     m.pos = family == FAMILY_GPT2 ? POS_LEARNED : POS_ROPE;
     m.mlp = family == FAMILY_GPT2 ? MLP_GELU : MLP_SWIGLU;
@@ -519,17 +594,20 @@ typedef struct {
 
 static Trial *trial_new(const ModelConfig *config, const TrainConfig *run) {
     Trial *t = (Trial *)xcalloc(1, sizeof(Trial));
-    model_alloc(&t->m, &t->mem, config, run, 1);
+    model_alloc(&t->m, &t->mem, config, run);
     batch_alloc(&t->batch, &t->mem, run);
     memory_poison(&t->mem);
     model_init(&t->m, 7);
     Rng r = rng_stream(12, 0, 0);
     for (int id = 0; id < NUM_TENSORS; id++) { /* biases and norm weights too */
-        for (int l = 0; l < (t->m.tensors[id].per_layer ? config->L : 1); l++) {
+        for (int l = 0; l < tensor_copies(t->m.tensors, config->L, id); l++) {
             floatX *w = tensor(&t->m, t->m.params, (TensorId)id, l);
-            for (size_t i = 0; !t->m.tensors[id].decay && i < tensor_size(t->m.tensors, id); i++) w[i] += (floatX)(0.3 * rng_normal(&r));
+            for (size_t i = 0; !t->m.tensors[id].decay && i < tensor_size(t->m.tensors, id); i++)
+                w[i] += (floatX)(0.3 * rng_normal(&r));
         }
     }
+    for (size_t i = 0; i < t->m.num_params; i++)
+        t->m.params[i] = (floatX)(float)t->m.params[i]; /* the same in both builds */
     for (size_t i = 0; i < t->batch.per_batch * run->grad_accum; i++) {
         t->batch.inputs[i] = (int)rng_below(&r, config->V);
         t->batch.targets[i] = rng_below(&r, 5) == 0 ? TARGET_MASKED : (int)rng_below(&r, config->V);
@@ -559,11 +637,15 @@ static double gradient_difference(const Model *m, const floatX *a, const floatX 
     *name = "none";
     for (int id = 0; id < NUM_TENSORS; id++) {
         const size_t n = tensor_size(m->tensors, id);
-        for (int l = 0; n && l < (m->tensors[id].per_layer ? m->config.L : 1); l++) {
+        for (int l = 0; l < tensor_copies(m->tensors, m->config.L, id); l++) {
             const size_t o = tensor_offset(m->tensors, m->config.L, id, l);
             double largest = fmax(largest_of(b + o, n), 1e-30), off = 0;
-            if (m->tensors[id].name[0] == 'b') largest = fmax(largest, largest_of(b + tensor_offset(m->tensors, m->config.L, id - 1, l), tensor_size(m->tensors, id - 1)));
-            for (size_t i = 0; i < n; i++) off = isfinite(a[o + i]) ? fmax(off, fabs((double)a[o + i] - (double)b[o + i])) : INFINITY;
+            if (m->tensors[id].name[0] == 'b')
+                largest = fmax(largest, largest_of(b + tensor_offset(m->tensors, m->config.L, id - 1, l),
+                                                   tensor_size(m->tensors, id - 1)));
+            for (size_t i = 0; i < n; i++)
+                off = isfinite(a[o + i]) && isfinite(b[o + i]) ? fmax(off, fabs((double)a[o + i] - (double)b[o + i]))
+                                                               : INFINITY;
             if (off / largest > worst) worst = off / largest, *name = m->tensors[id].name;
         }
     }
@@ -574,20 +656,23 @@ static double gradient_difference(const Model *m, const floatX *a, const floatX 
    elements, by 4-point differences. The loss is of order 1, so its rounding enters as 1e-16 / h = 1e-12. */
 static void test_model_gradient(void) {
     for (int family = 0; family < NUM_FAMILIES; family++) {
-        for (int G = 1; G <= 3; G++) {
+        const int ratios[] = {1, 2, 3, 7, 8};
+        for (int g = 0; g < 5; g++) {
+            const int G = ratios[g];
             const ModelConfig config = tiny_config((Family)family, G);
             const TrainConfig run = tiny_run(21, 2, 21 * 8, 8);
             Trial *t = trial_new(&config, &run);
             Model *m = &t->m;
             trial_gradients(t);
-            floatX *g = (floatX *)xcalloc(m->num_params, sizeof(floatX)), *w0 = (floatX *)xcalloc(m->num_params, sizeof(floatX));
+            floatX *g = (floatX *)xcalloc(m->num_params, sizeof(floatX)),
+                   *w0 = (floatX *)xcalloc(m->num_params, sizeof(floatX));
             memcpy(g, m->grads, m->num_params * sizeof(floatX));
             memcpy(w0, m->params, m->num_params * sizeof(floatX));
             const double scored = (double)count_scored(t->batch.targets, t->batch.per_batch);
             Rng r = rng_stream(13, family, G);
             for (int id = 0; id < NUM_TENSORS; id++) {
                 const size_t n = tensor_size(m->tensors, id);
-                for (int l = 0; n && l < (m->tensors[id].per_layer ? config.L : 1); l++) {
+                for (int l = 0; l < tensor_copies(m->tensors, config.L, id); l++) {
                     const size_t o = tensor_offset(m->tensors, config.L, id, l);
                     for (int trial = 0; trial < 3; trial++) {
                         floatX *dir = random_floats(n, 1, &r);
@@ -598,12 +683,16 @@ static void test_model_gradient(void) {
                         const double h = 1e-4;
                         const int step[4] = {1, -1, 2, -2};
                         for (int j = 0; j < 4; j++) {
-                            for (size_t i = 0; i < n; i++) m->params[o + i] = w0[o + i] + (floatX)(step[j] * h) * dir[i];
-                            f[j] = sequence_step(m, t->batch.inputs, t->batch.targets, 0, 0, NULL, NULL, &t->progress) / scored;
+                            for (size_t i = 0; i < n; i++)
+                                m->params[o + i] = w0[o + i] + (floatX)(step[j] * h) * dir[i];
+                            f[j] = sequence_step(m, t->batch.inputs, t->batch.targets, 0, 0, NULL, NULL, &t->progress) /
+                                   scored;
                         }
                         memcpy(m->params + o, w0 + o, n * sizeof(floatX));
                         double numeric = (8 * (f[0] - f[1]) - (f[2] - f[3])) / (12 * h);
-                        check(fabs(numeric - slope) < 1e-8 * (1 + fabs(slope)), "%s G %d: %s of layer %d: difference %.12g, gradient %.12g", family_names[family], G, m->tensors[id].name, l, numeric, slope);
+                        check(fabs(numeric - slope) < 1e-8 * (1 + fabs(slope)),
+                              "%s G %d: %s of layer %d: difference %.12g, gradient %.12g", family_names[family], G,
+                              m->tensors[id].name, l, numeric, slope);
                         free(dir);
                     }
                 }
@@ -614,7 +703,7 @@ static void test_model_gradient(void) {
     }
 }
 
-/* Every schedule against the one-chunk, one-page run: chunk {P, 2P, 3P, >= T} x P {1, 7, 16} x T {below one page, odd,
+/* Every schedule against the one-chunk, one-page run: chunk {P, 2P, 3P, 5P, >= T} x P {1, 7, 16} x T {below one page, odd,
    multiple of all, one more} x families x GQA ratios. double: 1e-10. float: a gradient is a sum of at most B * T terms
    that went through some 30 roundings each; two orders of the same sum differ by a few sqrt(B T) * 2^-24 of its largest
    element when terms do not cancel, and we allow a factor 20 for those that do: 20 * sqrt(194) * 6e-8 = 1.7e-5. The
@@ -628,21 +717,33 @@ static void test_schedule_sweep(void) {
             for (int p = 0; p < 3; p++) {
                 const int P = pages[p], lengths[] = {P > 1 ? P - 1 : 1, (5 * P + P / 2) | 1, 6 * P, 6 * P + 1};
                 for (int i = 0; i < 4; i++) {
-                    const int T = lengths[i], chunks[] = {P, 2 * P, 3 * P, (int)round_up(T, P)};
+                    const int T = lengths[i], chunks[] = {P, 2 * P, 3 * P, 5 * P, (int)round_up(T, P)};
                     const ModelConfig config = tiny_config((Family)family, ratios[g]);
                     TrainConfig run = tiny_run(T, 2, T, T);
                     Trial *ref = trial_new(&config, &run);
                     const double loss = trial_gradients(ref);
-                    for (int c = 0; c < 4; c++) {
+                    floatX *each = random_floats(2 * T, 0, &(Rng){1}), *ref_each = random_floats(2 * T, 0, &(Rng){1});
+                    sequence_step(&ref->m, ref->batch.inputs, ref->batch.targets, 0, 0, ref_each, NULL, &ref->progress);
+                    for (int c = 0; c < 5; c++) {
                         run = tiny_run(T, 2, chunks[c], P);
                         Trial *t = trial_new(&config, &run);
                         const char *name;
-                        const double l = trial_gradients(t), off = gradient_difference(&t->m, t->m.grads, ref->m.grads, &name);
+                        const double l = trial_gradients(t),
+                                     off = gradient_difference(&t->m, t->m.grads, ref->m.grads, &name);
                         worst_of_all = fmax(worst_of_all, off);
-                        check(off < bound && fabs(l - loss) < bound, "%s G %d, T %d, chunk %d, page %d: %s off by %.2e, loss %.12g, not %.12g", family_names[family], ratios[g], T, chunks[c], P, name, off, l, loss);
+                        check(off < bound && fabs(l - loss) < bound,
+                              "%s G %d, T %d, chunk %d, page %d: %s off by %.2e, loss %.12g, not %.12g",
+                              family_names[family], ratios[g], T, chunks[c], P, name, off, l, loss);
                         check(pages_in_use(&t->m.pages) == 0, "pages left in use");
+                        sequence_step(&t->m, t->batch.inputs, t->batch.targets, 0, 0, each, NULL, &t->progress);
+                        double token = 0;
+                        for (int k = 0; k < 2 * T; k++)
+                            token = fmax(token, fabs((double)each[k] - (double)ref_each[k]));
+                        check(token < bound, "%s G %d, T %d, chunk %d, page %d: a token's loss is off by %.2e",
+                              family_names[family], ratios[g], T, chunks[c], P, token);
                         trial_free(t);
                     }
+                    free(each), free(ref_each);
                     trial_free(ref);
                 }
             }
@@ -651,10 +752,80 @@ static void test_schedule_sweep(void) {
     printf("    worst difference from the one-chunk run: %.2e (bound %.1e)\n", worst_of_all, bound);
 }
 
+/* T = 2049, chunk 512: the target at each chunk's edge is scored once, with the whole sequence's gradient. */
+static void test_chunk_edges(void) {
+    ModelConfig config = tiny_config(FAMILY_LLAMA, 2);
+    config.L = 2;
+    TrainConfig run = tiny_run(2048, 1, 2048, 64);
+    Trial *one = trial_new(&config, &run);
+    run.chunk_size = 512;
+    Trial *four = trial_new(&config, &run);
+    run.chunk_size = 448; /* a short last chunk */
+    Trial *five = trial_new(&config, &run);
+    const char *name;
+    const double loss = trial_gradients(one), l4 = trial_gradients(four), l5 = trial_gradients(five);
+    /* float: the argument of schedule_sweep with T = 2048 terms: 20 * sqrt(2048) * 6e-8 */
+    const double bound = is_double ? 1e-10 : 5.4e-5,
+                 off4 = gradient_difference(&one->m, four->m.grads, one->m.grads, &name),
+                 off5 = gradient_difference(&one->m, five->m.grads, one->m.grads, &name);
+    check(fabs(l4 - loss) < bound && fabs(l5 - loss) < bound && off4 < bound && off5 < bound,
+          "losses %.12g, %.12g, %.12g; gradients off by %.2e, %.2e", loss, l4, l5, off4, off5);
+    trial_free(one), trial_free(four), trial_free(five);
+}
+
+/* The float program against the double one, over the same weights and tokens: the double build of this file prints its
+   gradient, this one reads it. Bound: as between two orders of a sum (schedule_sweep), for the errors are the same kind. */
+#ifndef DOUBLE_TESTS
+#define DOUBLE_TESTS "./test_oomb_double"
+#endif
+
+static Trial *reference_trial(int family) {
+    const ModelConfig config = tiny_config((Family)family, 3);
+    const TrainConfig run = tiny_run(97, 2, 32, 16);
+    return trial_new(&config, &run);
+}
+
+static int print_gradient(int family) {
+    Trial *t = reference_trial(family);
+    printf("%.17g\n", trial_gradients(t));
+    for (size_t i = 0; i < t->m.num_params; i++) printf("%.17g\n", (double)t->m.grads[i]);
+    trial_free(t);
+    return 0;
+}
+
+static void test_float_against_double(void) {
+    for (int family = 0; family < NUM_FAMILIES; family++) {
+        char command[200];
+        snprintf(command, sizeof command, "%s --print-gradient %d", DOUBLE_TESTS, family);
+        FILE *p = popen(command, "r");
+        if (!p) die("popen: %s", strerror(errno));
+        Trial *t = reference_trial(family);
+        const double loss = trial_gradients(t);
+        double want = NAN, worst = 0;
+        int read = fscanf(p, "%lf", &want) == 1;
+        check(read && fabs(loss - want) < 1e-6 * want, "%s: loss %.9g, in double %.12g", family_names[family], loss,
+              want);
+        floatX *g = (floatX *)xcalloc(t->m.num_params, sizeof(floatX));
+        for (size_t i = 0; i < t->m.num_params; i++) {
+            read &= fscanf(p, "%lf", &want) == 1;
+            g[i] = (floatX)want;
+        }
+        const char *name;
+        worst = gradient_difference(&t->m, t->m.grads, g, &name);
+        check(pclose(p) == 0 && read, "%s: cannot read the gradient of %s; `make test_oomb_double` first",
+              family_names[family], command);
+        check(worst < 1.7e-5, "%s: %s is off by %.2e from double", family_names[family], name, worst);
+        printf("    %s: float is off by %.2e from double\n", family_names[family], worst);
+        free(g);
+        trial_free(t);
+    }
+}
+
 /* Runs the same step twice, the second time changed; every bit of loss and gradient must be the same. */
 static void check_same_bits(const char *what, Trial *a, Trial *b) {
     const double la = trial_gradients(a), lb = trial_gradients(b);
-    check(la == lb, "%s: loss %.17g against %.17g", what, la, lb);
+    check(isfinite(la) && la == lb, "%s: loss %.17g against %.17g", what, la, lb);
+    check(isfinite(grad_norm(a->m.norm_partial, a->m.grads, a->m.num_params)), "%s: the gradient is not finite", what);
     check(memcmp(a->m.grads, b->m.grads, a->m.num_params * sizeof(floatX)) == 0, "%s: gradients differ", what);
 }
 
@@ -667,27 +838,42 @@ static void test_bits_recompute(void) {
             run.recompute = RECOMPUTE_LAYER;
             Trial *b = trial_new(&config, &run);
             check_same_bits(family_names[family], a, b);
+            /* recomputing takes no page twice: every pool was filled to the last slot and no further */
+            const PageTable *pa = &a->m.pages, *pb = &b->m.pages;
+            check(pa->kv.peak == pa->kv.capacity && pa->dkv.peak == pa->dkv.capacity &&
+                      pb->kv.peak == pb->kv.capacity && pb->dkv.peak == pb->dkv.capacity &&
+                      pa->kv.capacity == config.L * 2 * 13,
+                  "chunk %d: K, V peak %d of %d, dK, dV peak %d of %d", chunk, pa->kv.peak, pa->kv.capacity,
+                  pa->dkv.peak, pa->dkv.capacity);
             trial_free(a), trial_free(b);
         }
     }
 }
 
+/* Large enough that every parallel loop and every matrix product is divided between threads (see FEW, and gemm). */
 static void test_bits_threads(void) {
-    for (int family = 0; family < NUM_FAMILIES; family++) {
+    set_threads(2);
+    if (max_threads() == 1) printf("    skipped: built without OpenMP\n");
+    for (int family = 0; family < NUM_FAMILIES && max_threads() > 1; family++) {
         ModelConfig config = tiny_config((Family)family, 2);
-        config.C = 96, config.F = 200, config.V = 301, config.Vp = 320; /* large enough for every loop to be divided */
-        const TrainConfig run = tiny_run(125, 2, 48, 16);
+        config.C = 96, config.F = 200, config.V = 301, config.Vp = 320, config.HD = 32, config.L = 2, config.max_T *= 8;
+        const TrainConfig run = tiny_run(613, 2, 320, 16);
+        check(2 * 320 * config.NKV * config.HD > FEW, "the smallest loop is not divided: raise its size with FEW");
         set_threads(1);
         Trial *a = trial_new(&config, &run);
         trial_gradients(a);
-        const double norm = grad_norm(a->m.norm_partial, a->m.grads, a->m.num_params);
+        const double norm = step_update(&a->m, 0.01, 0.1, 1, 1);
         const int counts[] = {2, 4, 7};
         for (int i = 0; i < 3; i++) {
             set_threads(counts[i]);
             Trial *b = trial_new(&config, &run);
             trial_gradients(b);
-            check(memcmp(a->m.grads, b->m.grads, a->m.num_params * sizeof(floatX)) == 0, "%s: %d threads differ from 1", family_names[family], counts[i]);
-            check(norm == grad_norm(b->m.norm_partial, b->m.grads, b->m.num_params), "%s: grad_norm with %d threads", family_names[family], counts[i]);
+            check(memcmp(a->m.grads, b->m.grads, a->m.num_params * sizeof(floatX)) == 0, "%s: %d threads differ from 1",
+                  family_names[family], counts[i]);
+            check(norm == step_update(&b->m, 0.01, 0.1, 1, 1), "%s: grad_norm with %d threads", family_names[family],
+                  counts[i]);
+            check(memcmp(a->m.params, b->m.params, a->m.num_params * sizeof(floatX)) == 0,
+                  "%s: the update with %d threads differs", family_names[family], counts[i]);
             trial_free(b);
         }
         trial_free(a);
@@ -712,7 +898,7 @@ static void test_bits_poison(void) {
     }
 }
 
-/* Batch A, then B, then A again: both A are the same. Then a long sequence between, through the same buffers. */
+/* Batch A, then B, then A again: both A are the same. A validation runs between, through the same buffers. */
 static void test_bits_aba(void) {
     const ModelConfig config = tiny_config(FAMILY_LLAMA, 2);
     const TrainConfig run = tiny_run(61, 2, 16, 8);
@@ -730,16 +916,20 @@ static void test_bits_aba(void) {
 static void test_bits_forward(void) {
     for (int family = 0; family < NUM_FAMILIES; family++) {
         const ModelConfig config = tiny_config((Family)family, 2);
+        const int pages[] = {1, 7, 16};
         double first = 0;
-        for (int chunk = 8; chunk <= 64; chunk *= 2) {
-            const TrainConfig run = tiny_run(61, 1, chunk, 8);
+        for (int i = 0; i < 12; i++) {
+            const int P = pages[i / 4], chunk = P * (1 << i % 4);
+            const TrainConfig run = tiny_run(61, 1, chunk, P);
             Trial *t = trial_new(&config, &run);
             floatX *train = random_floats(61, 0, &(Rng){1}), *val = random_floats(61, 0, &(Rng){1});
             sequence_step(&t->m, t->batch.inputs, t->batch.targets, 1, 1, train, NULL, &t->progress);
             double sum = sequence_step(&t->m, t->batch.inputs, t->batch.targets, 0, 0, val, NULL, &t->progress);
-            check(memcmp(train, val, 61 * sizeof(floatX)) == 0, "%s, chunk %d: training and validation losses differ", family_names[family], chunk);
-            if (chunk == 8) first = sum;
-            check(sum == first, "%s: chunk %d changes the bits of the loss: %.17g, not %.17g", family_names[family], chunk, sum, first);
+            check(memcmp(train, val, 61 * sizeof(floatX)) == 0, "%s, chunk %d: training and validation losses differ",
+                  family_names[family], chunk);
+            if (chunk == P) first = sum;
+            check(sum == first, "%s: chunk %d changes the bits of the loss: %.17g, not %.17g", family_names[family],
+                  chunk, sum, first);
             free(train), free(val);
             trial_free(t);
         }
@@ -751,8 +941,10 @@ static void test_bits_forward(void) {
 static void test_causal(void) {
     for (int family = 0; family < NUM_FAMILIES; family++) {
         const ModelConfig config = tiny_config((Family)family, 2);
-        for (int chunk = 8; chunk <= 64; chunk *= 2) {
-            const TrainConfig run = tiny_run(50, 1, chunk, 8);
+        const int layout[][2] = {{1, 1}, {7, 7}, {21, 7}, {16, 16}, {32, 16}, {64, 64}, {8, 2}};
+        for (int k = 0; k < COUNT(layout); k++) {
+            const int chunk = layout[k][0];
+            const TrainConfig run = tiny_run(50, 1, chunk, layout[k][1]);
             Trial *t = trial_new(&config, &run);
             for (int i = 0; i < 50; i++) t->batch.targets[i] = i % config.V;
             floatX before[50], after[50];
@@ -761,8 +953,10 @@ static void test_causal(void) {
                 const int old = t->batch.inputs[j];
                 t->batch.inputs[j] = (old + 1) % config.V;
                 sequence_step(&t->m, t->batch.inputs, t->batch.targets, 0, 0, after, NULL, &t->progress);
-                check(memcmp(before, after, j * sizeof(floatX)) == 0, "%s, chunk %d: token %d reaches losses before it", family_names[family], chunk, j);
-                check(before[j] != after[j] && before[49] != after[49], "%s, chunk %d: token %d does not reach the losses after it", family_names[family], chunk, j);
+                check(memcmp(before, after, j * sizeof(floatX)) == 0, "%s, chunk %d: token %d reaches losses before it",
+                      family_names[family], chunk, j);
+                check(before[j] != after[j] && before[49] != after[49],
+                      "%s, chunk %d: token %d does not reach the losses after it", family_names[family], chunk, j);
                 t->batch.inputs[j] = old;
             }
             trial_free(t);
@@ -788,7 +982,7 @@ static void test_carry_none_gradient(void) {
         Rng r = rng_stream(14, family, 0);
         for (int id = 0; id < NUM_TENSORS; id++) {
             const size_t n = tensor_size(m->tensors, id);
-            for (int l = 0; n && l < (m->tensors[id].per_layer ? config.L : 1); l++) {
+            for (int l = 0; l < tensor_copies(m->tensors, config.L, id); l++) {
                 const size_t o = tensor_offset(m->tensors, config.L, id, l);
                 floatX *dir = random_floats(n, 1, &r);
                 double slope = 0, f[4] = {0};
@@ -797,15 +991,20 @@ static void test_carry_none_gradient(void) {
                     const ChunkRange range = chunks_range(m->T, m->chunk_size, ck);
                     const ChunkStep s = {PASS_FORWARD, 0, config.L, ck, 1};
                     for (int j = 0; j < 5; j++) { /* four moved, then the unmoved one, whose pages stay */
-                        for (size_t i = 0; i < n; i++) m->params[o + i] = w0[o + i] + (j < 4 ? (floatX)(step[j] * h) * dir[i] : 0);
+                        for (size_t i = 0; i < n; i++)
+                            m->params[o + i] = w0[o + i] + (j < 4 ? (floatX)(step[j] * h) * dir[i] : 0);
                         chunk_forward(m, &s, range, t->batch.inputs, t->batch.targets);
                         for (int i = 0; j < 4 && i < m->B * range.Tc; i++) f[j] += (double)m->losses[i] / scored;
-                        if (j < 4) pages_free_range(&m->pages, 0, config.L, range.t0 / m->P, (int)ceil_div(range.t0 + range.Tc, m->P));
+                        if (j < 4)
+                            pages_free_range(&m->pages, 0, config.L, range.t0 / m->P,
+                                             (int)ceil_div(range.t0 + range.Tc, m->P));
                     }
                 }
-                pages_free_range(&m->pages, 0, config.L, 0, m->pages.NP);
+                pages_free_range(&m->pages, 0, config.L, 0, m->pages.max_NP);
                 const double numeric = (8 * (f[0] - f[1]) - (f[2] - f[3])) / (12 * h);
-                check(fabs(numeric - slope) < 1e-8 * (1 + fabs(slope)), "%s: %s of layer %d: difference %.12g, gradient %.12g", family_names[family], m->tensors[id].name, l, numeric, slope);
+                check(fabs(numeric - slope) < 1e-8 * (1 + fabs(slope)),
+                      "%s: %s of layer %d: difference %.12g, gradient %.12g", family_names[family], m->tensors[id].name,
+                      l, numeric, slope);
                 free(dir);
             }
         }
@@ -823,8 +1022,10 @@ static void test_carry_modes(void) {
         run.carry = CARRY_NONE;
         Trial *none = trial_new(&config, &run);
         const char *name;
-        const double le = trial_gradients(exact), ln = trial_gradients(none), off = gradient_difference(&none->m, none->m.grads, exact->m.grads, &name);
-        check(le == ln || fabs(le - ln) < 1e-6 * le, "chunk %d: carry changes the loss: %.9g, %.9g", chunk, le, ln); /* chunks are summed in another order */
+        const double le = trial_gradients(exact), ln = trial_gradients(none),
+                     off = gradient_difference(&none->m, none->m.grads, exact->m.grads, &name);
+        check(le == ln || fabs(le - ln) < 1e-6 * le, "chunk %d: carry changes the loss: %.9g, %.9g", chunk, le,
+              ln); /* chunks are summed in another order */
         check(chunk == 64 ? off == 0 : off > 1e-3, "chunk %d: carry none differs from exact by %.2e", chunk, off);
         trial_free(exact), trial_free(none);
     }
@@ -855,14 +1056,21 @@ static void test_accumulation(void) {
             step_update(&t->m, 0.01, 0.1, 0.1, 1);
             continue;
         }
-        check(fabs(loss - loss0) < bound && fabs(norm - norm0) < bound * norm0, "%d x %d: loss %.12g, not %.12g; norm %.12g, not %.12g", splits[i][0], splits[i][1], loss, loss0, norm, norm0);
+        check(fabs(loss - loss0) < bound && fabs(norm - norm0) < bound * norm0,
+              "%d x %d: loss %.12g, not %.12g; norm %.12g, not %.12g", splits[i][0], splits[i][1], loss, loss0, norm,
+              norm0);
         const double off = gradient_difference(&t->m, t->m.grads, first->m.grads, &name);
         check(off < bound, "%d x %d: gradient of %s off by %.2e", splits[i][0], splits[i][1], name, off);
         step_update(&t->m, 0.01, 0.1, 0.1, 1);
-        /* AdamW's first step is lr * sign of the gradient: a gradient near zero may fall on either side */
+        /* AdamW's first step is lr * sign(gradient): where that is rounding alone, a weight may go either way */
         size_t differ = 0;
-        for (size_t k = 0; k < t->m.num_params; k++) differ += fabs((double)t->m.m[k] - (double)first->m.m[k]) > bound;
-        check(differ == 0, "%d x %d: m differs in %zu places after the update", splits[i][0], splits[i][1], differ);
+        for (size_t k = 0; k < t->m.num_params; k++) {
+            differ += fabs((double)t->m.m[k] - (double)first->m.m[k]) > bound;
+            differ += fabs((double)t->m.grads[k]) > 1e3 * bound &&
+                      fabs((double)t->m.params[k] - (double)first->m.params[k]) > bound;
+        }
+        check(differ == 0, "%d x %d: m or the weights differ in %zu places after the update", splits[i][0],
+              splits[i][1], differ);
         trial_free(t);
     }
     trial_free(first);
@@ -878,8 +1086,10 @@ static void test_masked(void) {
     one = trial_new(&config, &whole);
     for (int i = 16; i < 24; i++) one->batch.targets[i] = TARGET_MASKED;
     const char *name;
-    const double a = trial_gradients(t), b = trial_gradients(one), off = gradient_difference(&t->m, t->m.grads, one->m.grads, &name);
-    check(fabs(a - b) < 1e-5 && off < (is_double ? 1e-10 : 1.7e-5), "a masked chunk: loss %g, %g, %s off by %.2e", a, b, name, off);
+    const double a = trial_gradients(t), b = trial_gradients(one),
+                 off = gradient_difference(&t->m, t->m.grads, one->m.grads, &name);
+    check(fabs(a - b) < 1e-5 && off < (is_double ? 1e-10 : 1.7e-5), "a masked chunk: loss %g, %g, %s off by %.2e", a, b,
+          name, off);
     for (int i = 0; i < 40; i++) t->batch.targets[i] = TARGET_MASKED;
     const double loss = trial_gradients(t);
     size_t nonzero = 0;
@@ -888,6 +1098,61 @@ static void test_masked(void) {
     floatX before = t->m.params[5];
     check(step_update(&t->m, 0.01, 0, 1, 1) == 0 && t->m.params[5] == before, "all masked: the update moves nothing");
     trial_free(t), trial_free(one);
+}
+
+/* Epsilon is the config's: where it is as large as the squared activations, by the formula; and a model heeds it. */
+static void test_norm_eps(void) {
+    const double eps[] = {1e-5, 1e-6};
+    for (int i = 0; i < 4; i++) {
+        Rng r = rng_stream(20, 0, 0);
+        floatX *x = random_floats(40, 1e-3, &r), w[40], out[40], mean, rstd;
+        double mu = 0, square = 0;
+        for (int c = 0; c < 40; c++) {
+            w[c] = 2;
+            mu += i < 2 ? (double)x[c] / 40 : 0; /* layernorm, then rmsnorm */
+        }
+        for (int c = 0; c < 40; c++) square += ((double)x[c] - mu) * ((double)x[c] - mu) / 40;
+        norm_forward(out, i < 2 ? &mean : NULL, &rstd, x, w, NULL, 1, 40, eps[i % 2]);
+        for (int c = 0; c < 40; c++) {
+            const double want = 2 * ((double)x[c] - mu) / sqrt(square + eps[i % 2]);
+            check(fabs(out[c] - want) < (is_double ? 1e-13 : 1e-6), "%s, eps %g: %.9g, not %.9g",
+                  i < 2 ? "layernorm" : "rmsnorm", eps[i % 2], (double)out[c], want);
+        }
+        free(x);
+    }
+    ModelConfig config = tiny_config(FAMILY_LLAMA, 1);
+    const TrainConfig run = tiny_run(16, 1, 8, 8);
+    double loss[2];
+    for (int i = 0; i < 2; i++) {
+        config.norm_eps = eps[i];
+        Trial *t = trial_new(&config, &run);
+        floatX *wte = tensor(&t->m, t->m.params, WTE, 0);
+        for (size_t k = 0; k < (size_t)config.Vp * config.C; k++) wte[k] *= (floatX)1e-3;
+        loss[i] = trial_gradients(t);
+        trial_free(t);
+    }
+    check(loss[0] != loss[1], "the model does not look at norm_eps");
+}
+
+/* What page_write puts into pages is what was given, head by head, and zero past the end of a short page. */
+static void test_page_write(void) {
+    Rng r = rng_stream(21, 0, 0);
+    attention_begin(2, 8, 7, 4, 2, 6, 8, 1, &r); /* 15 tokens in two pages; the pools are NaN so far */
+    page_write(at.kpages, at.vpages, op.in[1], op.in[2], &at.pages, 0, 0, 15, 2, 6);
+    for (int b = 0; b < 2; b++) {
+        for (int t = 0; t < 16; t++) {
+            for (int h = 0; h < 2; h++) {
+                const size_t tile = page_tile(at.pages.kv_slot[b * 2 + t / 8], h, 2, 8, 6) + (size_t)(t % 8) * 6;
+                for (int c = 0; c < 6; c++) {
+                    const size_t from = (((size_t)b * 15 + t) * 2 + h) * 6 + c;
+                    check(at.kpages[tile + c] == (t < 15 ? op.in[1][from] : 0) &&
+                              at.vpages[tile + c] == (t < 15 ? op.in[2][from] : 0),
+                          "sequence %d, token %d, head %d", b, t, h);
+                }
+            }
+        }
+    }
+    attention_end();
 }
 
 /* A gradient of true norm 10 clipped to 1 is the gradient divided by 10; below the limit nothing is scaled; 0 is off. */
@@ -905,7 +1170,8 @@ static void test_clip(void) {
         for (size_t k = 0; k < t->m.num_params; k++) t->m.grads[k] *= (floatX)(10 / norm);
         norm = step_update(&t->m, 0.01, 0, clips[i], 1);
         check(fabs(norm - 10) < 1e-4, "the norm reported is the one before clipping: %g", norm);
-        double ratio = (double)t->m.m[3] / (0.1 * (double)t->m.grads[3]); /* m after one step is 0.1 times the gradient used */
+        double ratio =
+            (double)t->m.m[3] / (0.1 * (double)t->m.grads[3]); /* m after one step is 0.1 times the gradient used */
         check(fabs(ratio - wants[i]) < 1e-5, "clip %g: scaled by %.7g, not %g", clips[i], ratio, wants[i]);
         trial_free(t);
     }
@@ -921,7 +1187,8 @@ static void test_decay(void) {
     for (int id = 0; id < NUM_TENSORS; id++) {
         const TensorInfo *info = &t->m.tensors[id];
         if (!info->rows) continue;
-        const double was = tensor(&old->m, old->m.params, (TensorId)id, 0)[0], is = tensor(&t->m, t->m.params, (TensorId)id, 0)[0];
+        const double was = tensor(&old->m, old->m.params, (TensorId)id, 0)[0],
+                     is = tensor(&t->m, t->m.params, (TensorId)id, 0)[0];
         const int matrix = strchr("w", info->name[0]) && info->rows > 1;
         check(fabs(is - was * (matrix ? 0.95 : 1)) < 1e-6, "%s went from %g to %g", info->name, was, is);
     }
@@ -939,7 +1206,7 @@ static void test_tensors(void) {
         const size_t total = tensors_total(t, config.L);
         uint8_t *owner = (uint8_t *)xcalloc(total, 1);
         for (int id = 0; id < NUM_TENSORS; id++) {
-            for (int l = 0; l < (t[id].per_layer ? config.L : 1); l++) {
+            for (int l = 0; l < tensor_copies(t, config.L, id); l++) {
                 for (size_t i = 0; i < tensor_size(t, id); i++) owner[tensor_offset(t, config.L, id, l) + i]++;
             }
         }
@@ -966,19 +1233,25 @@ static void test_schedule(void) {
     ChunkStep s[64];
     for (int N = 1; N <= 9; N++) {
         int n = chunks_schedule_train(s, N, 3, CARRY_EXACT), written[9] = {0}, back[9] = {0};
-        check(n == 2 * N - 1 && n <= chunks_max_steps(N), "exact, %d chunks: %d steps", N, n);
+        check(n == 2 * N - 1 && (size_t)n <= chunks_max_steps(N), "exact, %d chunks: %d steps", N, n);
         for (int i = 0; i < n; i++) {
-            for (int ck = 0; ck < s[i].ck; ck++) check(written[ck] == 1, "exact: chunk %d runs before chunk %d has its pages", s[i].ck, ck);
-            check(s[i].write_kv != written[s[i].ck], "exact: chunk %d writes its pages twice, or reads what is not there", s[i].ck);
+            for (int ck = 0; ck < s[i].ck; ck++)
+                check(written[ck] == 1, "exact: chunk %d runs before chunk %d has its pages", s[i].ck, ck);
+            check(s[i].write_kv != written[s[i].ck],
+                  "exact: chunk %d writes its pages twice, or reads what is not there", s[i].ck);
             written[s[i].ck] = 1;
             if (s[i].pass != PASS_BACKWARD) continue;
-            for (int ck = s[i].ck + 1; ck < N; ck++) check(back[ck] == 1, "exact: chunk %d goes back before chunk %d", s[i].ck, ck);
+            for (int ck = s[i].ck + 1; ck < N; ck++)
+                check(back[ck] == 1, "exact: chunk %d goes back before chunk %d", s[i].ck, ck);
             check(back[s[i].ck]++ == 0, "exact: chunk %d goes back twice", s[i].ck);
         }
-        for (int i = 0; i < n; i++) check(!(s[i].pass == PASS_FILL && s[i].ck == N - 1), "exact: the last chunk is filled");
+        for (int i = 0; i < n; i++)
+            check(!(s[i].pass == PASS_FILL && s[i].ck == N - 1), "exact: the last chunk is filled");
         n = chunks_schedule_train(s, N, 3, CARRY_NONE);
-        for (int i = 0; i < n; i++) check(s[i].ck == i && s[i].pass == PASS_BACKWARD && s[i].write_kv, "none: step %d", i);
-        check(n == N && chunks_schedule_forward(s, N, 3) == N && s[0].pass == PASS_FORWARD, "none and forward: %d steps", n);
+        for (int i = 0; i < n; i++)
+            check(s[i].ck == i && s[i].pass == PASS_BACKWARD && s[i].write_kv, "none: step %d", i);
+        check(n == N && chunks_schedule_forward(s, N, 3) == N && s[0].pass == PASS_FORWARD,
+              "none and forward: %d steps", n);
     }
     int covered = 0;
     for (int ck = 0; ck < chunks_count(2049, 512); ck++) covered += chunks_range(2049, 512, ck).Tc;
@@ -997,20 +1270,26 @@ static void test_pages(void) {
     page_alloc(&t, 1, 0, 2);
     check(t.kv_slot[pages_row(&t, 1, 0) + 2] == last, "the slot given back last is taken first");
     page_alloc_grad(&t, 0, 0, 1);
-    check(t.dkv_fresh[1] == 1 && t.dkv_slot[1] == 0 && t.dkv_slot[0] == -1, "a gradient page is fresh at first, and only where it was asked for");
+    check(t.dkv_fresh[1] == 1 && t.dkv_slot[1] == 0 && t.dkv_slot[0] == -1,
+          "a gradient page is fresh at first, and only where it was asked for");
     t.dkv_fresh[1] = 0;
     page_alloc_grad(&t, 0, 0, 1);
     check(t.dkv_fresh[1] == 0, "asking again does not make it fresh");
     page_free_grad(&t, 0, 0, 1);
     pages_free_range(&t, 0, 2, 0, 3);
-    check(pages_in_use(&t) == 0 && t.kv.peak == 6 && t.dkv.peak == 1, "in use %d, peaks %d and %d", pages_in_use(&t), t.kv.peak, t.dkv.peak);
+    check(pages_in_use(&t) == 0 && t.kv.peak == 6 && t.dkv.peak == 1, "in use %d, peaks %d and %d", pages_in_use(&t),
+          t.kv.peak, t.dkv.peak);
     pages_destroy(&t);
 }
 
 static void test_lr(void) {
-    check(schedule_lr(SCHEDULE_COSINE, 2, 1, 4, 100) == 0.5 && schedule_lr(SCHEDULE_COSINE, 2, 4, 4, 100) == 2, "warm-up is linear to lr");
-    check(fabs(schedule_lr(SCHEDULE_COSINE, 2, 52, 4, 100) - 1.1) < 1e-12 && fabs(schedule_lr(SCHEDULE_COSINE, 2, 100, 4, 100) - 0.2) < 1e-12, "cosine: half way and the end");
-    check(schedule_lr(SCHEDULE_CONSTANT, 2, 77, 4, 100) == 2 && schedule_lr(SCHEDULE_CONSTANT, 2, 1, 0, 100) == 2, "constant");
+    check(schedule_lr(SCHEDULE_COSINE, 2, 1, 4, 100) == 0.5 && schedule_lr(SCHEDULE_COSINE, 2, 4, 4, 100) == 2,
+          "warm-up is linear to lr");
+    check(fabs(schedule_lr(SCHEDULE_COSINE, 2, 52, 4, 100) - 1.1) < 1e-12 &&
+              fabs(schedule_lr(SCHEDULE_COSINE, 2, 100, 4, 100) - 0.2) < 1e-12,
+          "cosine: half way and the end");
+    check(schedule_lr(SCHEDULE_CONSTANT, 2, 77, 4, 100) == 2 && schedule_lr(SCHEDULE_CONSTANT, 2, 1, 0, 100) == 2,
+          "constant");
 }
 
 // ----------------------------------------------------------------------------------------------
@@ -1083,13 +1362,15 @@ static void test_data_recall(void) {
             check(facts == RECALL_KEYS, "%d facts", facts);
             for (int t = 0; t < T; t++) {
                 const int key = in[t] - RECALL_KEY0;
-                check(in[t] < RECALL_VALUE0 || (in[t] >= RECALL_FILLER0 && in[t] < RECALL_V), "position %d shows %d", t, in[t]);
+                check(in[t] < RECALL_VALUE0 || (in[t] >= RECALL_FILLER0 && in[t] < RECALL_V), "position %d shows %d", t,
+                      in[t]);
                 if (key < 0 || key >= RECALL_KEYS) {
                     check(out[t] == TARGET_MASKED, "position %d is no question but scored", t);
                     continue;
                 }
                 questions++;
-                check(far[t] == t - fact[key] && far[t] >= distance, "question at %d, fact at %d, distance %d", t, fact[key], far[t]);
+                check(far[t] == t - fact[key] && far[t] >= distance, "question at %d, fact at %d, distance %d", t,
+                      fact[key], far[t]);
                 check(out[t] - RECALL_VALUE0 == in[fact[key]] % RECALL_VALUES, "question at %d: answer %d", t, out[t]);
             }
             check(questions == T / RECALL_TOKENS_PER_QUESTION, "%d questions", questions);
@@ -1098,9 +1379,38 @@ static void test_data_recall(void) {
         data_sample(&r, 7, again, out, NULL);
         data_sample(&r, 8, other, out, NULL);
         data_sample(&r, 7, in, out, NULL);
-        check(memcmp(in, again, sizeof in) == 0 && memcmp(in, other, sizeof in) != 0, "a sample is a function of its number");
+        check(memcmp(in, again, sizeof in) == 0 && memcmp(in, other, sizeof in) != 0,
+              "a sample is a function of its number");
         data_close(&r);
     }
+}
+
+/* Validation through a batch that the sequences do not fill: each is counted once, by position and by distance. */
+static void test_validate(void) {
+    ModelConfig config = tiny_config(FAMILY_LLAMA, 2);
+    config.V = RECALL_V, config.Vp = 320;
+    const TrainConfig run = tiny_run(128, 2, 32, 16);
+    Trial *t = trial_new(&config, &run);
+    Data r = data_open_recall(128, 32, 5);
+    const Validation three = validate(&t->m, &r, &t->batch, 3), four = validate(&t->m, &r, &t->batch, 4);
+    long at = 0, asked = 0;
+    double sum = 0;
+    for (int i = 0; i < BUCKETS; i++) {
+        at += three.at_position[i];
+        asked += three.asked[i];
+        sum += three.by_position[i];
+        check(three.correct[i] <= three.asked[i], "bucket %d: %.0f of %ld are correct", i, three.correct[i],
+              three.asked[i]);
+    }
+    check(three.scored == 48 && at == 48 && asked == 48 && four.scored == 64,
+          "scored %ld, by position %ld, by distance %ld", three.scored, at, asked);
+    check(fabs(sum - three.loss) < 1e-5 * sum && four.loss > three.loss, "losses by position add up to %g, not %g", sum,
+          three.loss);
+    check(three.asked[bucket(31)] == 0 && three.asked[bucket(64)] > 0, "distances begin at 32");
+    check(bucket(0) == 0 && bucket(1) == 1 && bucket(2) == 2 && bucket(3) == 2 && bucket(4) == 3 && bucket(4095) == 12,
+          "power-of-two buckets");
+    data_close(&r);
+    trial_free(t);
 }
 
 // ----------------------------------------------------------------------------------------------
@@ -1141,6 +1451,9 @@ static void test_bad_input(void) {
         {"--lr -1", "", {"--lr -1", "0 or more"}},
         {"--chunk 4Q", "", {"--chunk 4Q", "whole number"}},
         {"--chunk 1.5", "", {"--chunk 1.5", "whole number"}},
+        {"--steps K", "", {"--steps K", "whole number"}},
+        {"--chunk -9223372036854775807K", "", {"--chunk -9223372036854775807K", "at least 1"}},
+        {"--threads 100000", "", {"--threads 100000", "at most"}},
         {"--chunk 0", "", {"--chunk 0", "at least 1"}},
         {"--chunk -32", "", {"--chunk -32", "at least 1"}},
         {"-T 4000000000", "", {"--seq-len 4000000000", "too large"}},
@@ -1164,17 +1477,33 @@ static void test_bad_input(void) {
         {"-n 1 --val x", "", {"--val x", "recall"}},
         {"--recall-distance 5 -T 50 --chunk 64 --data", "small", {"--recall-distance 5"}},
         {"--page 1 --chunk 1 --seq-len 2047M --model tiny --recall-distance 32", "", {"--page 1", "larger --page"}},
-        {"-T 1024M --page 64 --chunk 64 -n 1", "", {"out of memory", "pages", "--seq-len"}},
+        {"-T 1024M --page 64 --chunk 64 -n 1", "", {"this run needs", "pages", "--seq-len"}},
         {"-n 3 --lr 1e30 --warmup 0 --clip 0", "", {"step", "gradient", "--lr"}},
+        {"-T 50 --chunk 64 -n 1 --data LOG --log LOG", "", {"--log", "another name"}},
+        {"--data /nonexistent --log LOG", "", {"/nonexistent"}},
     };
     for (int i = 0; i < COUNT(bad); i++) {
-        const char *f = bad[i].file, *file = !strcmp(f, "dir") ? dir : !strcmp(f, "empty") ? empty : !strcmp(f, "small") ? small : !strcmp(f, "exact") ? exact : f;
+        const char *f = bad[i].file, *file = !strcmp(f, "dir")     ? dir
+                                             : !strcmp(f, "empty") ? empty
+                                             : !strcmp(f, "small") ? small
+                                             : !strcmp(f, "exact") ? exact
+                                                                   : f;
         snprintf(command, sizeof command, "%s %s", bad[i].arguments, file);
+        for (char *at; (at = strstr(command, "LOG")) != NULL;) { /* a file that must survive the refusal */
+            char rest[800];
+            snprintf(rest, sizeof rest, "%s", at + 3);
+            snprintf(at, sizeof command - (size_t)(at - command), "%s%s", small, rest);
+        }
         const int status = run_program(command, output, sizeof output);
         char *line = strstr(output, "error: ");
-        check(status == 1 && line && strchr(line, '\n') && !strchr(line, '\n')[1], "train_oomb %s: status %d, printed: %s", command, status, output);
-        for (int k = 0; k < 3 && bad[i].says[k]; k++) check(line && strstr(line, bad[i].says[k]), "train_oomb %s: the error does not say \"%s\": %s", command, bad[i].says[k], line ? line : output);
+        check(status == 1 && line && strchr(line, '\n') && !strchr(line, '\n')[1],
+              "train_oomb %s: status %d, no last line with an error", command, status);
+        for (int k = 0; k < 3 && bad[i].says[k]; k++)
+            check(line && strstr(line, bad[i].says[k]), "train_oomb %s: the error does not say \"%s\": %s", command,
+                  bad[i].says[k], line ? line : "");
     }
+    struct stat st;
+    check(stat(small, &st) == 0 && st.st_size == 100, "a refused run has touched the file that --log named");
 }
 
 /* --help names every option of the table, with the defaults of the model at hand, and exits with 0. */
@@ -1185,14 +1514,19 @@ static void test_help(void) {
     Option table[MAX_OPTIONS];
     const int n = options_table(&c, table);
     for (int i = 0; i < n; i++) {
-        char name[64], value[200];
-        snprintf(name, sizeof name, "--%s", table[i].name);
+        char name[64], value[200], shown[220] = "", line[400] = "";
+        snprintf(name, sizeof name, "\n  --%s%s", table[i].name, table[i].letter ? "," : " ");
         option_format(&table[i], value, sizeof value);
-        const char *line = strstr(output, name);
-        check(line && strstr(line, table[i].help) && (!*value || strstr(line, value)), "--help does not tell of %s and its default %s", name, value);
+        if (*value) snprintf(shown, sizeof shown, "[%s]", value);
+        const char *at = strstr(output, name);
+        if (at) snprintf(line, sizeof line, "%.*s", (int)strcspn(at + 1, "\n"), at + 1);
+        check(strstr(line, table[i].help) && strstr(line, shown), "--help on %s says \"%s\", not \"%s %s\"",
+              table[i].name, line, table[i].help, shown);
     }
-    for (int i = 0; i < NUM_PRESETS; i++) check(strstr(output, presets[i].name) != NULL, "--help does not name the preset %s", presets[i].name);
-    check(run_program("--model gpt2 -h", output, sizeof output) == 0 && strstr(output, "[1024]"), "--help with the defaults of gpt2");
+    for (int i = 0; i < NUM_PRESETS; i++)
+        check(strstr(output, presets[i].name) != NULL, "--help does not name the preset %s", presets[i].name);
+    check(run_program("--model gpt2 -h", output, sizeof output) == 0 && strstr(output, "whole context [1024]"),
+          "--help with the defaults of gpt2");
 }
 
 /* The log of a run without what time and memory did to it. */
@@ -1216,26 +1550,35 @@ static char *read_log(const char *arguments) {
 /* A whole run is the same for any number of threads and either --recompute, and another seed is another run. */
 static void test_same_log(void) {
     char text[600], base[700];
-    snprintf(text, sizeof text, "%s", write_file("text", 3000));
-    snprintf(base, sizeof base, "--data %s -T 200 -B 2 --chunk 64 --page 16 -n 3 --val-every 2 --grad-accum 2", text);
-    const char *const more[] = {"--threads 2", "--threads 1", "--threads 4", "--recompute layer", "--seed 1", "--seed 2"};
+    snprintf(text, sizeof text, "%s", write_file("text", 5000));
+    snprintf(base, sizeof base, "--data %s -T 300 -B 2 --chunk 160 --page 16 -n 3 --val-every 2 --grad-accum 2", text);
+    const char *const more[] = {"--threads 2",       "--threads 1", "--threads 4",
+                                "--recompute layer", "--seed 1",    "--seed 2"};
     char *first = NULL;
+    set_threads(2);
+    const int threads = max_threads();
+    set_threads(1);
+    if (threads == 1) printf("    threads skipped: built without OpenMP\n");
     for (int i = 0; i < COUNT(more); i++) {
         char command[800];
+        if (threads == 1 && strstr(more[i], "threads")) continue;
         snprintf(command, sizeof command, "%s %s", base, more[i]);
         char *log = read_log(command);
-        check(strstr(log, "val_by_position") && strstr(log, "grad_norm") && strstr(log, "\"tokens\":800"), "the log lacks a key:\n%s", log);
+        check(strstr(log, "val_by_position") && strstr(log, "grad_norm") && strstr(log, "\"tokens\":1200"),
+              "the log lacks a key:\n%s", log);
         if (!first) {
             first = log;
             continue;
         }
         const int same = strcmp(first, log) == 0;
-        check(same == (strcmp(more[i], "--seed 2") != 0), "%s: the log %s that of %s", more[i], same ? "equals" : "differs from", more[0]);
+        check(same == (strcmp(more[i], "--seed 2") != 0), "%s: the log %s the first", more[i],
+              same ? "equals" : "differs from");
         free(log);
     }
     free(first);
     char *recall = read_log("-n 1 -B 2 --val-seqs 3");
-    check(strstr(recall, "\"recall_by_distance\":[{\"from\":32,\"to\":63,\"accuracy\":") != NULL, "recall_by_distance is missing:\n%s", recall);
+    check(strstr(recall, "\"recall_by_distance\":[{\"from\":32,\"to\":63,\"count\":") != NULL,
+          "recall_by_distance is missing:\n%s", recall);
     free(recall);
 }
 
@@ -1249,25 +1592,37 @@ static double log_number(const char *path, const char *key) {
     return at ? strtod(at + strlen(find), NULL) : NAN;
 }
 
-/* Peak memory grows with T by the pages and by nothing else, and the ledger knows it. The sizes are such that what the C
-   library and the thread stacks add (under 1 MB) stays well below the 5 %. */
+/* The ledger is what is measured, in every mode; and peak memory grows with T by the pages, 1.05 times at most. Planned
+   memory may be up to 5 % more than the peak (what was planned and not touched to the last page), and at most 1 % less (what
+   the C library keeps for itself). */
 static void test_memory(void) {
     char command[700], output[16384], text[300];
-    double peak[2];
-    const int T[2] = {4096, 16384};
     snprintf(text, sizeof text, "%s", write_file("long", 17000));
-    for (int i = 0; i < 2; i++) {
+    const char *const modes[] = {
+        "-T 4096 --val-seqs 0",
+        "-T 16384 --val-seqs 0",
+        "-T 4096 --val-seqs 1 -B 2",
+        "-T 4096 --carry none",
+        "-T 4096 --recompute layer",
+        "-T 2048 --chunk 4096",
+        "-T 2048 --chunk 2048 --recompute layer -B 2",
+        "-T 1024 --model gpt2 -B 1 --val-seqs 0 --chunk 1024",
+    };
+    double peak[2] = {0};
+    for (int i = 0; i < COUNT(modes); i++) {
         const char *log = scratch_path("memory.jsonl");
-        snprintf(command, sizeof command, "--data %s -T %d -n 1 --val-seqs 0 --log %s", text, T[i], log);
-        check(run_program(command, output, sizeof output) == 0, "train_oomb %s", command);
-        peak[i] = log_number(log, "peak_bytes");
+        snprintf(command, sizeof command, "--data %s -n 1 --log %s %s", text, log, modes[i]);
+        const int status = run_program(command, output, sizeof output);
         const char *at = strstr(output, "measured (");
         const double off = at ? strtod(at + strlen("measured ("), NULL) : NAN;
-        check(fabs(off) < 5, "T %d: measured memory is %+.1f %% of the ledger", T[i], off);
+        check(status == 0 && off > -5 && off <= 1,
+              "train_oomb %s: status %d, measured memory is %+.1f %% of the ledger", command, status, off);
+        if (i < 2) peak[i] = log_number(log, "peak_bytes");
     }
     const ModelConfig m = model_config(preset_find("tiny"));
-    const double page_bytes = 4.0 * m.L * m.NKV * m.HD * sizeof(float), slope = (peak[1] - peak[0]) / (T[1] - T[0]);
-    check(slope < 1.05 * page_bytes && slope > 0.9 * page_bytes, "peak memory grows by %.0f bytes per token; the pages of a token are %.0f", slope, page_bytes);
+    const double page_bytes = 4.0 * m.L * m.NKV * m.HD * sizeof(float), slope = (peak[1] - peak[0]) / (16384 - 4096);
+    check(slope < 1.05 * page_bytes && slope > 0.9 * page_bytes,
+          "peak memory grows by %.0f bytes per token; the pages of a token are %.0f", slope, page_bytes);
     printf("    %.0f bytes per token, of which pages %.0f\n", slope, page_bytes);
 }
 
@@ -1283,17 +1638,19 @@ static const Test tests[] = {
     {"vec_exp", test_vec_exp, 3},
     {"gemm", test_gemm, 3},
     {"gemm_bits", test_gemm_bits, 3},
-    {"embedding", test_embedding, 2},
-    {"norm", test_norm, 2},
-    {"matmul", test_matmul, 2},
-    {"rope", test_rope, 2},
-    {"activation", test_activation, 2},
-    {"classifier", test_classifier, 2},
+    {"embedding", test_embedding, 3},
+    {"norm", test_norm, 3},
+    {"matmul", test_matmul, 3},
+    {"rope", test_rope, 3},
+    {"activation", test_activation, 3},
+    {"classifier", test_classifier, 3},
     {"attention_gradient", test_attention_gradient, 2},
     {"attention_forward", test_attention_forward, 3},
     {"adamw", test_adamw, 3},
     {"model_gradient", test_model_gradient, 2},
     {"schedule_sweep", test_schedule_sweep, 3},
+    {"chunk_edges", test_chunk_edges, 3},
+    {"float_against_double", test_float_against_double, 1},
     {"bits_recompute", test_bits_recompute, 3},
     {"bits_threads", test_bits_threads, 3},
     {"bits_poison", test_bits_poison, 3},
@@ -1304,6 +1661,8 @@ static const Test tests[] = {
     {"carry_modes", test_carry_modes, 3},
     {"accumulation", test_accumulation, 3},
     {"masked", test_masked, 3},
+    {"norm_eps", test_norm_eps, 3},
+    {"page_write", test_page_write, 3},
     {"clip", test_clip, 3},
     {"decay", test_decay, 3},
     {"tensors", test_tensors, 1},
@@ -1312,6 +1671,7 @@ static const Test tests[] = {
     {"lr", test_lr, 1},
     {"data_bytes", test_data_bytes, 1},
     {"data_recall", test_data_recall, 1},
+    {"validate", test_validate, 3},
     {"bad_input", test_bad_input, 1},
     {"help", test_help, 1},
     {"same_log", test_same_log, 1},
@@ -1321,6 +1681,7 @@ static const Test tests[] = {
 int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (!mkdtemp(scratch_dir)) die("%s: cannot make a directory: %s", scratch_dir, strerror(errno));
+    if (argc == 3 && strcmp(argv[1], "--print-gradient") == 0) return print_gradient(atoi(argv[2]));
     set_threads(1); /* a test that wants more says so: the others take the same time on a busy machine */
     printf("test_oomb, floatX = %s\n", is_double ? "double" : "float");
     for (int i = 0; i < COUNT(tests); i++) {

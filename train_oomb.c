@@ -4,7 +4,7 @@
 
    Dimensions: B sequences of T tokens; C channels; V (padded Vp) vocabulary; L layers; NH query
    heads, NKV key/value heads, head size HD, G = NH / NKV; F MLP width; chunks of chunk_size tokens,
-   this one from position t0 on with Tc tokens; pages of P tokens. BT stands for B * Tc rows.
+   this one from position t0 on with Tc tokens; pages of P tokens. BTc stands for B * Tc.
 
    The algorithm, for one batch of sequences (sequence_step):
 
@@ -41,8 +41,8 @@
 #include "oomb/tensors.h"
 
 enum {
-    COLUMN_BLOCK = 64,  /* columns that one thread takes of a sum over rows */
-    FEW = 16384,        /* elements up to which an elementwise loop is done sooner than other threads wake */
+    COLUMN_BLOCK = 64, /* columns that one thread takes of a sum over rows */
+    FEW = 16384,       /* elements up to which an elementwise loop is done sooner than other threads wake */
 };
 
 // ----------------------------------------------------------------------------------------------
@@ -50,8 +50,8 @@ enum {
 
 /* x (B, Tc, C) =; inputs (B, T), of which columns t0 .. t0+Tc-1 are read; wte (Vp, C);
    wpe (max_T, C), or NULL with RoPE. */
-static void embedding_forward(floatX *x, const int *inputs, const floatX *wte, const floatX *wpe, int B, int T,
-                              int t0, int Tc, int C) {
+static void embedding_forward(floatX *x, const int *inputs, const floatX *wte, const floatX *wpe, int B, int T, int t0,
+                              int Tc, int C) {
 #pragma omp parallel for collapse(2) if ((size_t)B * Tc * C > FEW)
     for (int b = 0; b < B; b++) {
         for (int t = 0; t < Tc; t++) {
@@ -67,8 +67,8 @@ static void embedding_forward(floatX *x, const int *inputs, const floatX *wte, c
 
 /* dwte += and dwpe +=, from dx (B, Tc, C). Two rows may hold the same token, so threads divide the
    columns and each goes through the rows in order. */
-static void embedding_backward(floatX *dwte, floatX *dwpe, const floatX *dx, const int *inputs, int B, int T,
-                               int t0, int Tc, int C) {
+static void embedding_backward(floatX *dwte, floatX *dwpe, const floatX *dx, const int *inputs, int B, int T, int t0,
+                               int Tc, int C) {
 #pragma omp parallel for if ((size_t)B * Tc * C > FEW)
     for (int c0 = 0; c0 < C; c0 += COLUMN_BLOCK) {
         int c1 = c0 + COLUMN_BLOCK < C ? c0 + COLUMN_BLOCK : C;
@@ -90,8 +90,8 @@ static void embedding_backward(floatX *dwte, floatX *dwpe, const floatX *dx, con
 
 /* out (rows, C) = (x - mean) * rstd * w + b. Saves mean (rows) and rstd (rows). mean NULL: rmsnorm,
    rstd = 1 / sqrt(average of x^2 + eps). b may be NULL. */
-static void norm_forward(floatX *out, floatX *mean, floatX *rstd, const floatX *x, const floatX *w,
-                         const floatX *b, size_t rows, int C, double eps) {
+static void norm_forward(floatX *out, floatX *mean, floatX *rstd, const floatX *x, const floatX *w, const floatX *b,
+                         size_t rows, int C, double eps) {
 #pragma omp parallel for if (rows * C > FEW)
     for (size_t r = 0; r < rows; r++) {
         const floatX *xr = x + r * C;
@@ -170,8 +170,8 @@ static void matmul_forward(floatX *out, const floatX *x, const floatX *w, const 
 
 /* dx (rows, C) = or += (accumulate) dout w; dw (OC, C) += dout^T x; dbias (OC, or NULL) += sum over rows of
    dout. */
-static void matmul_backward(floatX *dx, floatX *dw, floatX *dbias, const floatX *dout, const floatX *x,
-                            const floatX *w, size_t rows, int C, int OC, int accumulate) {
+static void matmul_backward(floatX *dx, floatX *dw, floatX *dbias, const floatX *dout, const floatX *x, const floatX *w,
+                            size_t rows, int C, int OC, int accumulate) {
     gemm(0, 0, rows, C, OC, 1, dout, OC, w, C, accumulate, dx, C);
     gemm(1, 0, OC, C, rows, 1, dout, OC, x, C, 1, dw, C);
     if (!dbias) return;
@@ -249,8 +249,8 @@ static inline size_t page_tile(int slot, int h, int NKV, int P, int HD) {
 
 /* The chunk's pages of layer l in kpages, vpages = k, v (B, Tc, NKV, HD). Rows past the end of a short page
    become zero: a masked weight of 0 times whatever was there could be NaN. */
-static void page_write(floatX *kpages, floatX *vpages, const floatX *k, const floatX *v, const PageTable *pages,
-                       int l, int t0, int Tc, int NKV, int HD) {
+static void page_write(floatX *kpages, floatX *vpages, const floatX *k, const floatX *v, const PageTable *pages, int l,
+                       int t0, int Tc, int NKV, int HD) {
     const int P = pages->P, p0 = t0 / P, n = (int)ceil_div(Tc, P);
     const size_t row = (size_t)HD * sizeof(floatX);
 #pragma omp parallel for collapse(3) if ((size_t)pages->B * Tc * NKV * HD > FEW)
@@ -275,8 +275,8 @@ static void page_write(floatX *kpages, floatX *vpages, const floatX *k, const fl
 }
 
 /* dk, dv (B, Tc, NKV, HD) = the chunk's pages of layer l in dkpages, dvpages. */
-static void page_read_grad(floatX *dk, floatX *dv, const floatX *dkpages, const floatX *dvpages,
-                           const PageTable *pages, int l, int t0, int Tc, int NKV, int HD) {
+static void page_read_grad(floatX *dk, floatX *dv, const floatX *dkpages, const floatX *dvpages, const PageTable *pages,
+                           int l, int t0, int Tc, int NKV, int HD) {
     const int P = pages->P, p0 = t0 / P;
     const size_t row = (size_t)HD * sizeof(floatX);
 #pragma omp parallel for collapse(2) if ((size_t)pages->B * Tc * NKV * HD > FEW)
@@ -307,9 +307,9 @@ static inline int tile_queries(int G) { return G < ATTENTION_ROWS ? ATTENTION_RO
 /* Elements of scratch that one thread of the three loops below needs. */
 static size_t attention_scratch_size(int P, int G, int HD) {
     size_t R = round_up((size_t)tile_queries(G) * G, GEMM_NR), D = round_up(HD, GEMM_NR), Pp = round_up(P, GEMM_NR);
-    size_t forward = HD * R + P * R + R * D + 3 * R + P * D;
-    size_t dq = 2 * HD * R + 2 * P * R + R * D + 2 * R + P * D;
-    size_t dkv = 2 * HD * Pp + 2 * ATTENTION_ROWS * Pp + 2 * P * D + 2 * ATTENTION_ROWS * D;
+    size_t forward = R * HD + R * P + R * D + R * 3 + D * P;
+    size_t dq = R * 2 * HD + R * 2 * P + R * D + R * 2 + D * P;
+    size_t dkv = Pp * 2 * HD + Pp * 2 * ATTENTION_ROWS + D * 2 * P + D * 2 * ATTENTION_ROWS;
     return round_up(max_size(forward, max_size(dq, dkv)), 64 / sizeof(floatX));
 }
 
@@ -337,7 +337,8 @@ static const floatX *tile_pad(floatX *copy, const floatX *rows, size_t stride, s
 }
 
 /* to (HD, R) = queries t .. t+n-1 of key/value head h's group, from q (B, Tc, NH, HD), transposed. */
-static void tile_gather(floatX *to, size_t R, const floatX *q, int b, int t, int n, int Tc, int h, int NH, int G, int HD) {
+static void tile_gather(floatX *to, size_t R, const floatX *q, int b, int t, int n, int Tc, int h, int NH, int G,
+                        int HD) {
     memset(to, 0, HD * R * sizeof(floatX));
     for (int r = 0; r < n * G; r++) {
         const floatX *row = q + (((size_t)b * Tc + t + r / G) * NH + h * G + r % G) * HD;
@@ -348,9 +349,8 @@ static void tile_gather(floatX *to, size_t R, const floatX *q, int b, int t, int
 /* attn (B, Tc, NH, HD) = softmax(scale q k^T) v, causal, over pages 0 .. the chunk's last;
    lse (B, NH, Tc) = log of the sum of exp(scale q k). q (B, Tc, NH, HD). Pages are visited in ascending order
    and the running maximum, sum and output are left unnormalised until the end. */
-static void attention_forward(floatX *attn, floatX *lse, const floatX *q, const floatX *kpages,
-                              const floatX *vpages, const PageTable *pages, int l, int t0, int Tc, int NH, int NKV,
-                              int HD, floatX *scratch) {
+static void attention_forward(floatX *attn, floatX *lse, const floatX *q, const floatX *kpages, const floatX *vpages,
+                              const PageTable *pages, int l, int t0, int Tc, int NH, int NKV, int HD, floatX *scratch) {
     const int P = pages->P, G = NH / NKV, QT = tile_queries(G), tiles = (int)ceil_div(Tc, QT);
     const size_t R = round_up((size_t)QT * G, GEMM_NR), D = round_up(HD, GEMM_NR);
     const size_t scratch_size = attention_scratch_size(P, G, HD);
@@ -371,11 +371,14 @@ static void attention_forward(floatX *attn, floatX *lse, const floatX *q, const 
                 }
                 for (int p = 0; p <= last / P; p++) {
                     const int slot = pages->kv_slot[pages_row(pages, l, b) + p];
-                    const int keys = last - p * P + 1 < P ? last - p * P + 1 : P; /* later ones are masked for all rows */
-                    const floatX *K = kpages + page_tile(slot, h, NKV, P, HD), *V = vpages + page_tile(slot, h, NKV, P, HD);
+                    const int keys =
+                        last - p * P + 1 < P ? last - p * P + 1 : P; /* later ones are masked for all rows */
+                    const floatX *K = kpages + page_tile(slot, h, NKV, P, HD),
+                                 *V = vpages + page_tile(slot, h, NKV, P, HD);
                     gemm_tile(keys, R, HD, K, HD, 1, qT, R, 0, sT, R);
                     for (int j = 0; j < keys; j++) { /* rows of queries before the key see nothing of it */
-                        for (size_t r = 0; (int64_t)r < ((int64_t)p * P + j - first) * G && r < R; r++) sT[j * R + r] = -INFINITY;
+                        for (size_t r = 0; (int64_t)r < ((int64_t)p * P + j - first) * G && r < R; r++)
+                            sT[j * R + r] = -INFINITY;
                     }
                     int moved = 0;
                     for (size_t r = 0; r < R; r += VL) {
@@ -454,7 +457,8 @@ static void attention_backward_dq(floatX *dq, const floatX *dattn, const floatX 
                 for (int p = 0; p <= last / P; p++) {
                     const int slot = pages->kv_slot[pages_row(pages, l, b) + p];
                     const int keys = last - p * P + 1 < P ? last - p * P + 1 : P;
-                    const floatX *K = kpages + page_tile(slot, h, NKV, P, HD), *V = vpages + page_tile(slot, h, NKV, P, HD);
+                    const floatX *K = kpages + page_tile(slot, h, NKV, P, HD),
+                                 *V = vpages + page_tile(slot, h, NKV, P, HD);
                     gemm_tile(keys, R, HD, K, HD, 1, qT, R, 0, dsT, R);
                     gemm_tile(keys, R, HD, V, HD, 1, doT, R, 0, dpT, R);
                     for (int j = 0; j < keys; j++) {
@@ -462,7 +466,8 @@ static void attention_backward_dq(floatX *dq, const floatX *dattn, const floatX 
                             vecX prob = vec_exp(vec_load(dsT + j * R + r) * scale - vec_load(rlse + r));
                             vec_store(dsT + j * R + r, prob * (vec_load(dpT + j * R + r) - vec_load(rdelta + r)));
                         }
-                        for (size_t r = 0; (int64_t)r < ((int64_t)p * P + j - first) * G && r < R; r++) dsT[j * R + r] = 0;
+                        for (size_t r = 0; (int64_t)r < ((int64_t)p * P + j - first) * G && r < R; r++)
+                            dsT[j * R + r] = 0;
                     }
                     size_t ld;
                     const floatX *Kp = tile_pad(kcopy, K, HD, keys, HD, &ld);
@@ -481,10 +486,10 @@ static void attention_backward_dq(floatX *dq, const floatX *dattn, const floatX 
    KV-stationary: whoever owns a page goes over the chunk's query tiles and the group's heads, adds up here and
    writes once.   dv = prob^T dout;  dk = scale ds^T q */
 static void attention_backward_dkv(floatX *dkpages, floatX *dvpages, const floatX *dattn, const floatX *q,
-                                   const floatX *lse, const floatX *delta, const floatX *kpages,
-                                   const floatX *vpages, const PageTable *pages, int l, int p0, int t0, int Tc, int NH,
-                                   int NKV, int HD, floatX *scratch) {
-    const int P = pages->P, G = NH / NKV, NP = (int)ceil_div((size_t)t0 + Tc, P);
+                                   const floatX *lse, const floatX *delta, const floatX *kpages, const floatX *vpages,
+                                   const PageTable *pages, int l, int p0, int t0, int Tc, int NH, int NKV, int HD,
+                                   floatX *scratch) {
+    const int P = pages->P, G = NH / NKV, NP = (int)ceil_div((size_t)t0 + Tc, P); /* pages so far */
     const size_t Pp = round_up(P, GEMM_NR), D = round_up(HD, GEMM_NR), stride = (size_t)NH * HD;
     const size_t scratch_size = attention_scratch_size(P, G, HD);
     const floatX scale = (floatX)(1 / sqrt((double)HD));
@@ -502,7 +507,8 @@ static void attention_backward_dkv(floatX *dkpages, floatX *dvpages, const float
                 memset(dk, 0, P * D * sizeof(floatX));
                 memset(dv, 0, P * D * sizeof(floatX));
                 const int64_t first_key = (int64_t)p * P;
-                const int from = first_key > t0 ? (int)(first_key - t0) / ATTENTION_ROWS * ATTENTION_ROWS : 0; /* earlier tiles see nothing of it */
+                const int from = first_key > t0 ? (int)(first_key - t0) / ATTENTION_ROWS * ATTENTION_ROWS
+                                                : 0; /* earlier tiles see nothing of it */
                 for (int head = h * G; head < (h + 1) * G; head++) {
                     for (int t = from; t < Tc; t += ATTENTION_ROWS) {
                         const int n = Tc - t < ATTENTION_ROWS ? Tc - t : ATTENTION_ROWS;
@@ -518,10 +524,12 @@ static void attention_backward_dkv(floatX *dkpages, floatX *dvpages, const float
                             }
                             const int64_t seen = t0 + t + r + 1 - first_key; /* keys of the page that this query sees */
                             for (int64_t j = seen > 0 ? seen : 0; j < P; j++) pr[j] = 0;
-                            for (size_t j = 0; j < Pp; j += VL) vec_store(dr + j, vec_load(pr + j) * (vec_load(dr + j) - delta[saved]));
+                            for (size_t j = 0; j < Pp; j += VL)
+                                vec_store(dr + j, vec_load(pr + j) * (vec_load(dr + j) - delta[saved]));
                         }
                         size_t ldq, ldo;
-                        const floatX *Qp = tile_pad(qcopy, Q, stride, n, HD, &ldq), *dOp = tile_pad(dcopy, dO, stride, n, HD, &ldo);
+                        const floatX *Qp = tile_pad(qcopy, Q, stride, n, HD, &ldq),
+                                     *dOp = tile_pad(dcopy, dO, stride, n, HD, &ldo);
                         gemm_tile(P, D, n, prob, 1, Pp, dOp, ldo, 1, dv, D);
                         gemm_tile(P, D, n, ds, 1, Pp, Qp, ldq, 1, dk, D);
                     }
@@ -547,10 +555,12 @@ static void attention_backward(floatX *dq, floatX *dkpages, floatX *dvpages, flo
                                const floatX *vpages, PageTable *pages, int l, int p0, int t0, int Tc, int NH, int NKV,
                                int HD, floatX *scratch) {
     attention_delta(delta, dattn, attn, pages->B, Tc, NH, HD);
-    attention_backward_dkv(dkpages, dvpages, dattn, q, lse, delta, kpages, vpages, pages, l, p0, t0, Tc, NH, NKV, HD, scratch);
+    attention_backward_dkv(dkpages, dvpages, dattn, q, lse, delta, kpages, vpages, pages, l, p0, t0, Tc, NH, NKV, HD,
+                           scratch);
     attention_backward_dq(dq, dattn, q, lse, delta, kpages, vpages, pages, l, t0, Tc, NH, NKV, HD, scratch);
     for (int b = 0; b < pages->B; b++) {
-        for (int p = p0; p < (int)ceil_div((size_t)t0 + Tc, pages->P); p++) pages->dkv_fresh[pages_row(pages, l, b) + p] = 0;
+        for (int p = p0; p < (int)ceil_div((size_t)t0 + Tc, pages->P); p++)
+            pages->dkv_fresh[pages_row(pages, l, b) + p] = 0;
     }
 }
 
@@ -652,15 +662,17 @@ static void classifier(floatX *losses, int *guesses, floatX *logits, const int *
 // ----------------------------------------------------------------------------------------------
 // optimizer
 
-enum { NORM_BLOCK = 8192 }; /* elements per partial sum: a constant, so the norm does not depend on threads */
+enum {
+    OPTIMIZER_BLOCK = 8192
+}; /* elements that a thread takes at once: a constant, so that nothing depends on threads */
 
-/* The Euclidean norm of g (n). partial: ceil(n / NORM_BLOCK) doubles of scratch. */
+/* The Euclidean norm of g (n). partial: ceil(n / OPTIMIZER_BLOCK) doubles of scratch. */
 static double grad_norm(double *partial, const floatX *g, size_t n) {
-    size_t blocks = ceil_div(n, NORM_BLOCK);
+    size_t blocks = ceil_div(n, OPTIMIZER_BLOCK);
 #pragma omp parallel for if (n > FEW)
     for (size_t i = 0; i < blocks; i++) {
-        size_t k = min_size(NORM_BLOCK, n - i * NORM_BLOCK);
-        partial[i] = (double)vec_dot(g + i * NORM_BLOCK, g + i * NORM_BLOCK, k);
+        size_t k = min_size(OPTIMIZER_BLOCK, n - i * OPTIMIZER_BLOCK);
+        partial[i] = (double)vec_dot(g + i * OPTIMIZER_BLOCK, g + i * OPTIMIZER_BLOCK, k);
     }
     double sum = 0;
     for (size_t i = 0; i < blocks; i++) sum += partial[i];
@@ -677,33 +689,30 @@ static void adamw_update(floatX *w, floatX *m, floatX *v, const floatX *g, size_
     const floatX rate = (floatX)(lr / (1 - pow(ADAM_BETA1, step))), keep = (floatX)(1 - lr * weight_decay);
     const floatX correct2 = (floatX)(1 / (1 - pow(ADAM_BETA2, step)));
 #pragma omp parallel for if (n > FEW)
-    for (size_t i = 0; i < n; i++) {
-        floatX d = g[i] * scale;
-        m[i] = b1 * m[i] + (1 - b1) * d;
-        v[i] = b2 * v[i] + (1 - b2) * d * d;
-#ifdef FLOATX_DOUBLE
-        floatX root = sqrt(v[i] * correct2);
-#else
-        floatX root = sqrtf(v[i] * correct2);
-#endif
-        w[i] = w[i] * keep - rate * m[i] / (root + eps);
+    for (size_t block = 0; block < n; block += OPTIMIZER_BLOCK) {
+        for (size_t i = block; i < min_size(n, block + OPTIMIZER_BLOCK); i++) {
+            floatX d = g[i] * scale;
+            m[i] = b1 * m[i] + (1 - b1) * d;
+            v[i] = b2 * v[i] + (1 - b2) * d * d;
+            w[i] = w[i] * keep - rate * m[i] / ((floatX)sqrt((double)(v[i] * correct2)) + eps);
+        }
     }
 }
 
 // ----------------------------------------------------------------------------------------------
 // the model and its memory
 
-/* Activations of one layer for a chunk: what layer_backward needs of layer_forward. BT = B * Tc rows. */
+/* Activations of one layer for a chunk: what layer_backward needs of layer_forward. BTc = B * Tc rows. */
 typedef struct {
-    floatX *x;                   // (BT, C) the layer's input, on the residual stream
-    floatX *mean1, *rstd1, *ln1; // (BT) (BT) (BT, C)
-    floatX *qraw, *rstdq;        // (BT, NH, HD) (BT, NH)    before the norm of q; qk_norm only
-    floatX *kraw, *rstdk;        // (BT, NKV, HD) (BT, NKV)  the same of k
-    floatX *q;                   // (BT, NH, HD) after RoPE
-    floatX *attn, *lse;          // (BT, NH, HD) (B, NH, Tc)
-    floatX *xmid;                // (BT, C) after attention, on the residual stream
-    floatX *mean2, *rstd2, *ln2; // (BT) (BT) (BT, C)
-    floatX *gate, *up, *act;     // (BT, F) each; gate with swiglu only
+    floatX *x;                   // (BTc, C) the layer's input, on the residual stream
+    floatX *mean1, *rstd1, *ln1; // (BTc) (BTc) (BTc, C)
+    floatX *qraw, *rstdq;        // (BTc, NH, HD) (BTc, NH)    before the norm of q; qk_norm only
+    floatX *kraw, *rstdk;        // (BTc, NKV, HD) (BTc, NKV)  the same of k
+    floatX *q;                   // (BTc, NH, HD) after RoPE
+    floatX *attn, *lse;          // (BTc, NH, HD) (B, NH, Tc)
+    floatX *xmid;                // (BTc, C) after attention, on the residual stream
+    floatX *mean2, *rstd2, *ln2; // (BTc) (BTc) (BTc, C)
+    floatX *gate, *up, *act;     // (BTc, F) each; gate with swiglu only
 } LayerActs;
 
 typedef struct {
@@ -711,7 +720,6 @@ typedef struct {
     int T, B, chunk_size, P, N; // N chunks
     Carry carry;
     Recompute recompute;
-    int trains; // 0: for validation only; no gradients, no dK, dV
 
     TensorInfo tensors[NUM_TENSORS];
     size_t num_params;
@@ -720,27 +728,27 @@ typedef struct {
     PageTable pages;
     floatX *kpages, *vpages, *dkpages, *dvpages; // (slots, NKV, P, HD)
 
-    LayerActs *acts;                 // (L); with --recompute layer all but x are one layer's buffers, shared
-    floatX *xlast;                   // (BT, C) the last layer's output
-    floatX *meanf, *rstdf, *lnf;     // (BT) (BT) (BT, C) final norm
-    floatX *kchunk, *vchunk;         // (BT, NKV, HD) on their way into pages
-    floatX *cosine, *sine;           // (chunk_size, HD / 2)
-    floatX *logits;                  // (head_rows, Vp)
-    int head_rows;                   // tokens per slice of the loss head
-    int *head_targets;               // (BT) targets in the chunk's row order
-    floatX *losses;                  // (BT) of the chunk, 0 where masked
-    int *guesses;                    // (BT) largest logit, -1 where masked
+    LayerActs *acts;             // (L); with --recompute layer all but x are one layer's buffers, shared
+    floatX *xlast;               // (BTc, C) the last layer's output
+    floatX *meanf, *rstdf, *lnf; // (BTc) (BTc) (BTc, C) final norm
+    floatX *kchunk, *vchunk;     // (BTc, NKV, HD) on their way into pages
+    floatX *cosine, *sine;       // (chunk_size, HD / 2)
+    floatX *logits;              // (head_rows, Vp)
+    int head_rows;               // tokens per slice of the loss head
+    int *head_targets;           // (BTc) targets in the chunk's row order
+    floatX *losses;              // (BTc) of the chunk, 0 where masked
+    int *guesses;                // (BTc) largest logit, -1 where masked
 
-    floatX *dx;                      // (BT, C) gradient of the residual stream
-    floatX *dnorm;                   // (BT, C) gradient of a norm's output
-    floatX *dq, *dattn;              // (BT, NH, HD)
-    floatX *dk, *dv;                 // (BT, NKV, HD)
-    floatX *delta;                   // (B, NH, Tc)
-    floatX *dgate, *dup, *dact;      // (BT, F)
-    floatX *attention_scratch;       // per thread
-    double *norm_partial;            // (num_params / NORM_BLOCK, rounded up)
+    floatX *dx;                 // (BTc, C) gradient of the residual stream
+    floatX *dnorm;              // (BTc, C) gradient of a norm's output
+    floatX *dq, *dattn;         // (BTc, NH, HD)
+    floatX *dk, *dv;            // (BTc, NKV, HD)
+    floatX *delta;              // (B, NH, Tc)
+    floatX *dgate, *dup, *dact; // (BTc, F)
+    floatX *attention_scratch;  // per thread
+    double *norm_partial;       // (num_params / OPTIMIZER_BLOCK, rounded up)
 
-    ChunkStep *schedule;             // (chunks_max_steps(N))
+    ChunkStep *schedule; // (chunks_max_steps(N))
 } Model;
 
 /* A buffer of floatX: where its pointer goes, its name in the ledger, its elements (0: not needed). */
@@ -752,40 +760,43 @@ typedef struct {
 
 #define COUNT(array) (int)(sizeof(array) / sizeof((array)[0]))
 
-static void buffers_alloc(Memory *mem, const char *group, const char *option, Lifetime lifetime, const Buffer *table, int count) {
+static void buffers_alloc(Memory *mem, const char *group, const char *option, Lifetime lifetime, const Buffer *table,
+                          int count) {
     for (int i = 0; i < count; i++) {
-        *table[i].ptr = (floatX *)memory_alloc(mem, group, table[i].name, option, TIER_HOST, lifetime, table[i].n, sizeof(floatX));
+        *table[i].ptr =
+            (floatX *)memory_alloc(mem, group, table[i].name, option, TIER_HOST, lifetime, table[i].n, sizeof(floatX));
     }
 }
 
-static const char *const CHUNK_GROUP = "activations of a chunk", *const CHUNK_OPTION = "--chunk, --batch, --recompute layer";
+static const char *const CHUNK_GROUP = "activations of a chunk", *const CHUNK_OPTION =
+                                                                     "--chunk, --batch, --recompute layer";
 
 /* acts (L): x for every layer; the rest for every layer, or with --recompute layer once for all. */
-static void acts_alloc(LayerActs *acts, const ModelConfig *c, Memory *mem, size_t BT, Recompute recompute) {
+static void acts_alloc(LayerActs *acts, const ModelConfig *c, Memory *mem, size_t BTc, Recompute recompute) {
     const size_t C = c->C, QD = (size_t)c->NH * c->HD, KD = (size_t)c->NKV * c->HD, F = c->F;
     const size_t layernorm = c->norm == NORM_LAYERNORM, swiglu = c->mlp == MLP_SWIGLU, qk_norm = c->qk_norm != 0;
     const struct {
         const char *name;
         size_t field, n;
     } table[] = {
-        {"x", offsetof(LayerActs, x), BT * C},
-        {"mean1", offsetof(LayerActs, mean1), layernorm * BT},
-        {"rstd1", offsetof(LayerActs, rstd1), BT},
-        {"ln1", offsetof(LayerActs, ln1), BT * C},
-        {"qraw", offsetof(LayerActs, qraw), qk_norm * BT * QD},
-        {"rstdq", offsetof(LayerActs, rstdq), qk_norm * BT * c->NH},
-        {"kraw", offsetof(LayerActs, kraw), qk_norm * BT * KD},
-        {"rstdk", offsetof(LayerActs, rstdk), qk_norm * BT * c->NKV},
-        {"q", offsetof(LayerActs, q), BT * QD},
-        {"attn", offsetof(LayerActs, attn), BT * QD},
-        {"lse", offsetof(LayerActs, lse), BT * c->NH},
-        {"xmid", offsetof(LayerActs, xmid), BT * C},
-        {"mean2", offsetof(LayerActs, mean2), layernorm * BT},
-        {"rstd2", offsetof(LayerActs, rstd2), BT},
-        {"ln2", offsetof(LayerActs, ln2), BT * C},
-        {"gate", offsetof(LayerActs, gate), swiglu * BT * F},
-        {"up", offsetof(LayerActs, up), BT * F},
-        {"act", offsetof(LayerActs, act), BT * F},
+        {"x", offsetof(LayerActs, x), BTc * C},
+        {"mean1", offsetof(LayerActs, mean1), layernorm * BTc},
+        {"rstd1", offsetof(LayerActs, rstd1), BTc},
+        {"ln1", offsetof(LayerActs, ln1), BTc * C},
+        {"qraw", offsetof(LayerActs, qraw), qk_norm * BTc * QD},
+        {"rstdq", offsetof(LayerActs, rstdq), qk_norm * BTc * c->NH},
+        {"kraw", offsetof(LayerActs, kraw), qk_norm * BTc * KD},
+        {"rstdk", offsetof(LayerActs, rstdk), qk_norm * BTc * c->NKV},
+        {"q", offsetof(LayerActs, q), BTc * QD},
+        {"attn", offsetof(LayerActs, attn), BTc * QD},
+        {"lse", offsetof(LayerActs, lse), BTc * c->NH},
+        {"xmid", offsetof(LayerActs, xmid), BTc * C},
+        {"mean2", offsetof(LayerActs, mean2), layernorm * BTc},
+        {"rstd2", offsetof(LayerActs, rstd2), BTc},
+        {"ln2", offsetof(LayerActs, ln2), BTc * C},
+        {"gate", offsetof(LayerActs, gate), swiglu * BTc * F},
+        {"up", offsetof(LayerActs, up), BTc * F},
+        {"act", offsetof(LayerActs, act), BTc * F},
     };
     for (int i = 0; i < COUNT(table); i++) {
         size_t copies = recompute == RECOMPUTE_CHUNK || i == 0 ? (size_t)c->L : 1;
@@ -798,72 +809,68 @@ static void acts_alloc(LayerActs *acts, const ModelConfig *c, Memory *mem, size_
     }
 }
 
-/* Everything a run holds, by name, in mem. trains = 0: what validation alone needs. */
-static void model_alloc(Model *m, Memory *mem, const ModelConfig *config, const TrainConfig *run, int trains) {
+/* A chunk longer than the sequence is one chunk: the sequence, in whole pages. */
+static int chunk_capacity(const TrainConfig *run) { return (int)min_size(run->chunk_size, round_up(run->T, run->P)); }
+
+/* Everything a run holds, by name, in mem. */
+static void model_alloc(Model *m, Memory *mem, const ModelConfig *config, const TrainConfig *run) {
     memset(m, 0, sizeof *m);
     const ModelConfig *c = &m->config;
     m->config = *config;
     m->T = run->T;
     m->B = run->B;
     m->P = run->P;
-    /* A chunk longer than the sequence is one chunk: the sequence, in whole pages. */
-    m->chunk_size = (int)min_size(run->chunk_size, round_up(run->T, run->P));
+    m->chunk_size = chunk_capacity(run);
     m->N = chunks_count(m->T, m->chunk_size);
     m->carry = (Carry)run->carry;
     m->recompute = (Recompute)run->recompute;
-    m->trains = trains;
-    m->schedule = (ChunkStep *)xcalloc(chunks_max_steps(m->N), sizeof(ChunkStep));
     tensors_describe(c, m->tensors);
     m->num_params = tensors_total(m->tensors, c->L);
 
-    const size_t n = m->num_params, train = trains != 0, C = c->C, F = c->F, P = m->P;
+    const size_t n = m->num_params, C = c->C, F = c->F, P = m->P;
     const size_t QD = (size_t)c->NH * c->HD, KD = (size_t)c->NKV * c->HD;
-    const size_t BT = (size_t)m->B * min_size(m->chunk_size, m->T), threads = max_threads();
+    const size_t BTc = (size_t)m->B * min_size(m->chunk_size, m->T), threads = max_threads();
     const Buffer weights[] = {{&m->params, "params", n}};
-    const Buffer gradients[] = {{&m->grads, "grads", train * n}};
-    const Buffer optimizer[] = {{&m->m, "m", train * n}, {&m->v, "v", train * n}};
+    const Buffer gradients[] = {{&m->grads, "grads", n}};
+    const Buffer optimizer[] = {{&m->m, "m", n}, {&m->v, "v", n}};
     buffers_alloc(mem, "parameters", "--model", MEMORY_KEPT, weights, COUNT(weights));
     buffers_alloc(mem, "gradients", "--model", MEMORY_KEPT, gradients, COUNT(gradients));
     buffers_alloc(mem, "AdamW m, v", "--model", MEMORY_KEPT, optimizer, COUNT(optimizer));
 
-    /* K, V of every page of the sequence; dK, dV of as many, or with carry none of one chunk's. */
-    const size_t NP = ceil_div(m->T, P), slots = NP * m->B * c->L, page = KD * P;
-    const size_t chunk_slots = min_size(NP, m->chunk_size / P) * m->B * c->L;
-    const size_t dslots = train * (m->carry == CARRY_EXACT ? slots : chunk_slots);
+    /* K, V of every page of the sequence. dK, dV: layer_backward takes a layer's gradient pages and gives the
+       chunk's own back, so the most there are is when the last chunk reaches layer 0; with carry none there are
+       never more than one chunk's in one layer. */
+    const size_t NP = ceil_div(m->T, P), page = KD * P, slots = NP * m->B * c->L;
+    const size_t own = min_size(NP, m->chunk_size / P), last = NP - (size_t)(m->N - 1) * own;
+    const size_t dslots = m->B * (m->carry == CARRY_EXACT ? (c->L - 1) * (NP - last) + NP : own);
     const Buffer kv[] = {{&m->kpages, "kpages", slots * page}, {&m->vpages, "vpages", slots * page}};
     const Buffer dkv[] = {{&m->dkpages, "dkpages", dslots * page}, {&m->dvpages, "dvpages", dslots * page}};
-    buffers_alloc(mem, "pages: K, V", "--seq-len, --batch", MEMORY_SCRATCH, kv, COUNT(kv));
-    buffers_alloc(mem, "pages: dK, dV", "--seq-len, --batch", MEMORY_SCRATCH, dkv, COUNT(dkv));
-    memory_note(mem, "page table", "pages", "--page", TIER_HOST, MEMORY_KEPT, pages_table_bytes(c->L, m->B, (int)NP, (int)slots, (int)dslots));
+    buffers_alloc(mem, "pages: K, V", "--seq-len, --batch, --page", MEMORY_SCRATCH, kv, COUNT(kv));
+    buffers_alloc(mem, "pages: dK, dV", "--seq-len, --batch, --page", MEMORY_SCRATCH, dkv, COUNT(dkv));
+    memory_note(mem, "page table, schedule", "pages", "--page, --chunk", TIER_HOST, MEMORY_KEPT,
+                pages_table_bytes(c->L, m->B, (int)NP, (int)slots, (int)dslots));
+    m->schedule = (ChunkStep *)memory_alloc(mem, "page table, schedule", "schedule", "--page, --chunk", TIER_HOST,
+                                            MEMORY_KEPT, chunks_max_steps(m->N), sizeof(ChunkStep));
     if (!mem->plan_only) pages_init(&m->pages, c->L, m->B, (int)NP, m->P, (int)slots, (int)dslots);
 
     m->acts = (LayerActs *)xcalloc(c->L, sizeof(LayerActs));
-    acts_alloc(m->acts, c, mem, BT, m->recompute);
-    m->head_rows = (int)min_size(BT, max_size(16, min_size(256, ((size_t)1 << 22) / c->Vp)));
+    acts_alloc(m->acts, c, mem, BTc, m->recompute);
+    m->head_rows = (int)min_size(BTc, max_size(16, min_size(256, ((size_t)1 << 22) / c->Vp)));
     const size_t layernorm = c->norm == NORM_LAYERNORM, rope = c->pos == POS_ROPE, swiglu = c->mlp == MLP_SWIGLU;
     const size_t angles = rope * min_size(m->chunk_size, m->T) * (c->HD / 2);
     const Buffer chunk[] = {
-        {&m->xlast, "xlast", BT * C},
-        {&m->meanf, "meanf", layernorm * BT},
-        {&m->rstdf, "rstdf", BT},
-        {&m->lnf, "lnf", BT * C},
-        {&m->kchunk, "kchunk", BT * KD},
-        {&m->vchunk, "vchunk", BT * KD},
-        {&m->cosine, "cosine", angles},
-        {&m->sine, "sine", angles},
-        {&m->losses, "losses", BT},
+        {&m->xlast, "xlast", BTc * C},    {&m->meanf, "meanf", layernorm * BTc},
+        {&m->rstdf, "rstdf", BTc},        {&m->lnf, "lnf", BTc * C},
+        {&m->kchunk, "kchunk", BTc * KD}, {&m->vchunk, "vchunk", BTc * KD},
+        {&m->cosine, "cosine", angles},   {&m->sine, "sine", angles},
+        {&m->losses, "losses", BTc},
     };
     const Buffer backward[] = {
-        {&m->dx, "dx", train * BT * C},
-        {&m->dnorm, "dnorm", train * BT * C},
-        {&m->dq, "dq", train * BT * QD},
-        {&m->dattn, "dattn", train * BT * QD},
-        {&m->dk, "dk", train * BT * KD},
-        {&m->dv, "dv", train * BT * KD},
-        {&m->delta, "delta", train * BT * c->NH},
-        {&m->dgate, "dgate", train * swiglu * BT * F},
-        {&m->dup, "dup", train * BT * F},
-        {&m->dact, "dact", train * BT * F},
+        {&m->dx, "dx", BTc * C},           {&m->dnorm, "dnorm", BTc * C},
+        {&m->dq, "dq", BTc * QD},          {&m->dattn, "dattn", BTc * QD},
+        {&m->dk, "dk", BTc * KD},          {&m->dv, "dv", BTc * KD},
+        {&m->delta, "delta", BTc * c->NH}, {&m->dgate, "dgate", swiglu * BTc * F},
+        {&m->dup, "dup", BTc * F},         {&m->dact, "dact", BTc * F},
     };
     const size_t tiles = threads * attention_scratch_size(m->P, c->NH / c->NKV, c->HD);
     const Buffer head[] = {{&m->logits, "logits", (size_t)m->head_rows * c->Vp}};
@@ -872,10 +879,12 @@ static void model_alloc(Model *m, Memory *mem, const ModelConfig *config, const 
     buffers_alloc(mem, "gradients of activations", "--chunk, --batch", MEMORY_SCRATCH, backward, COUNT(backward));
     buffers_alloc(mem, "logits of a slice", "--model", MEMORY_SCRATCH, head, COUNT(head));
     buffers_alloc(mem, "attention tiles", "--page, --threads", MEMORY_SCRATCH, attention, COUNT(attention));
-    m->head_targets = (int *)memory_alloc(mem, CHUNK_GROUP, "head_targets", CHUNK_OPTION, TIER_HOST, MEMORY_SCRATCH, BT, sizeof(int));
-    m->guesses = (int *)memory_alloc(mem, CHUNK_GROUP, "guesses", CHUNK_OPTION, TIER_HOST, MEMORY_SCRATCH, BT, sizeof(int));
+    m->head_targets = (int *)memory_alloc(mem, CHUNK_GROUP, "head_targets", CHUNK_OPTION, TIER_HOST, MEMORY_SCRATCH,
+                                          BTc, sizeof(int));
+    m->guesses =
+        (int *)memory_alloc(mem, CHUNK_GROUP, "guesses", CHUNK_OPTION, TIER_HOST, MEMORY_SCRATCH, BTc, sizeof(int));
     m->norm_partial = (double *)memory_alloc(mem, "gradients", "norm_partial", "--model", TIER_HOST, MEMORY_SCRATCH,
-                                             train * ceil_div(n, NORM_BLOCK), sizeof(double));
+                                             ceil_div(n, OPTIMIZER_BLOCK), sizeof(double));
     memory_note(mem, "matrix product packing", "gemm", "--threads", TIER_HOST, MEMORY_KEPT, threads * GEMM_PACK_BYTES);
 }
 
@@ -883,7 +892,6 @@ static void model_alloc(Model *m, Memory *mem, const ModelConfig *config, const 
 static void model_free(Model *m) {
     pages_destroy(&m->pages);
     free(m->acts);
-    free(m->schedule);
 }
 
 /* Tensor id of layer l (0 for a model-wide one) in params, grads, m or v; NULL if the model has none. */
@@ -897,7 +905,7 @@ static void model_init(Model *m, int seed) {
     const ModelConfig *c = &m->config;
     for (int id = 0; id < NUM_TENSORS; id++) {
         const TensorInfo *t = &m->tensors[id];
-        for (int l = 0; t->rows && l < (t->per_layer ? c->L : 1); l++) {
+        for (int l = 0; l < tensor_copies(m->tensors, c->L, id); l++) {
             floatX *w = tensor(m, m->params, (TensorId)id, l);
             Rng r = rng_stream((uint64_t)seed, 1000 + (uint64_t)id, (uint64_t)l);
             size_t used = id == WTE || id == WHEAD ? (size_t)c->V * t->cols : tensor_size(m->tensors, id);
@@ -906,7 +914,6 @@ static void model_init(Model *m, int seed) {
             }
         }
     }
-    if (!m->trains) return;
     memset(m->m, 0, m->num_params * sizeof(floatX));
     memset(m->v, 0, m->num_params * sizeof(floatX));
 }
@@ -933,81 +940,85 @@ typedef enum {
     KV_ONLY,  /* project and write them, and stop: the last layer of a fill */
 } KvMode;
 
-/* next (BT, C) = layer l of acts[l].x; leaves what layer_backward needs in acts[l]. */
-static void layer_forward(Model *m, int l, ChunkRange ck, KvMode kv, floatX *next) {
+/* next (BTc, C) = layer l of acts[l].x; leaves what layer_backward needs in acts[l]. */
+static void layer_forward(Model *m, int l, ChunkRange range, KvMode kv, floatX *next) {
     const ModelConfig *c = &m->config;
-    const int B = m->B, Tc = ck.Tc, C = c->C, NH = c->NH, NKV = c->NKV, HD = c->HD, F = c->F, QD = NH * HD, KD = NKV * HD;
-    const size_t BT = (size_t)B * Tc;
+    const int B = m->B, Tc = range.Tc, C = c->C, NH = c->NH, NKV = c->NKV, HD = c->HD, F = c->F, QD = NH * HD,
+              KD = NKV * HD;
+    const size_t BTc = (size_t)B * Tc;
     const LayerView view = layer_view(m, m->params, l);
     floatX *const *w = view.w;
     LayerActs *a = &m->acts[l];
 
-    norm_forward(a->ln1, a->mean1, a->rstd1, a->x, w[LN1W], w[LN1B], BT, C, c->norm_eps);
+    norm_forward(a->ln1, a->mean1, a->rstd1, a->x, w[LN1W], w[LN1B], BTc, C, c->norm_eps);
     if (kv != KV_THERE || c->qk_norm) { /* the norm of k needs in its backward what went into it */
-        matmul_forward(c->qk_norm ? a->kraw : m->kchunk, a->ln1, w[WK], w[BK], BT, C, KD, 0);
-        if (c->qk_norm) norm_forward(m->kchunk, NULL, a->rstdk, a->kraw, w[KNORMW], NULL, BT * NKV, HD, c->norm_eps);
+        matmul_forward(c->qk_norm ? a->kraw : m->kchunk, a->ln1, w[WK], w[BK], BTc, C, KD, 0);
+        if (c->qk_norm) norm_forward(m->kchunk, NULL, a->rstdk, a->kraw, w[KNORMW], NULL, BTc * NKV, HD, c->norm_eps);
     }
     if (kv != KV_THERE) {
         if (c->pos == POS_ROPE) rope_forward(m->kchunk, m->cosine, m->sine, B, Tc, NKV, HD);
-        matmul_forward(m->vchunk, a->ln1, w[WV], w[BV], BT, C, KD, 0);
-        page_write(m->kpages, m->vpages, m->kchunk, m->vchunk, &m->pages, l, ck.t0, Tc, NKV, HD);
+        matmul_forward(m->vchunk, a->ln1, w[WV], w[BV], BTc, C, KD, 0);
+        page_write(m->kpages, m->vpages, m->kchunk, m->vchunk, &m->pages, l, range.t0, Tc, NKV, HD);
     }
     if (kv == KV_ONLY) return;
 
-    matmul_forward(c->qk_norm ? a->qraw : a->q, a->ln1, w[WQ], w[BQ], BT, C, QD, 0);
-    if (c->qk_norm) norm_forward(a->q, NULL, a->rstdq, a->qraw, w[QNORMW], NULL, BT * NH, HD, c->norm_eps);
+    matmul_forward(c->qk_norm ? a->qraw : a->q, a->ln1, w[WQ], w[BQ], BTc, C, QD, 0);
+    if (c->qk_norm) norm_forward(a->q, NULL, a->rstdq, a->qraw, w[QNORMW], NULL, BTc * NH, HD, c->norm_eps);
     if (c->pos == POS_ROPE) rope_forward(a->q, m->cosine, m->sine, B, Tc, NH, HD);
-    attention_forward(a->attn, a->lse, a->q, m->kpages, m->vpages, &m->pages, l, ck.t0, Tc, NH, NKV, HD, m->attention_scratch);
+    attention_forward(a->attn, a->lse, a->q, m->kpages, m->vpages, &m->pages, l, range.t0, Tc, NH, NKV, HD,
+                      m->attention_scratch);
 
-    memcpy(a->xmid, a->x, BT * C * sizeof(floatX));
-    matmul_forward(a->xmid, a->attn, w[WO], w[BO], BT, QD, C, 1);
+    memcpy(a->xmid, a->x, BTc * C * sizeof(floatX));
+    matmul_forward(a->xmid, a->attn, w[WO], w[BO], BTc, QD, C, 1);
 
-    norm_forward(a->ln2, a->mean2, a->rstd2, a->xmid, w[LN2W], w[LN2B], BT, C, c->norm_eps);
-    if (c->mlp == MLP_SWIGLU) matmul_forward(a->gate, a->ln2, w[WGATE], NULL, BT, C, F, 0);
-    matmul_forward(a->up, a->ln2, w[WUP], w[BUP], BT, C, F, 0);
-    if (c->mlp == MLP_SWIGLU) swiglu_forward(a->act, a->gate, a->up, BT * F);
-    else gelu_forward(a->act, a->up, BT * F);
+    norm_forward(a->ln2, a->mean2, a->rstd2, a->xmid, w[LN2W], w[LN2B], BTc, C, c->norm_eps);
+    if (c->mlp == MLP_SWIGLU) matmul_forward(a->gate, a->ln2, w[WGATE], NULL, BTc, C, F, 0);
+    matmul_forward(a->up, a->ln2, w[WUP], w[BUP], BTc, C, F, 0);
+    if (c->mlp == MLP_SWIGLU) swiglu_forward(a->act, a->gate, a->up, BTc * F);
+    else gelu_forward(a->act, a->up, BTc * F);
 
-    memcpy(next, a->xmid, BT * C * sizeof(floatX));
-    matmul_forward(next, a->act, w[WDOWN], w[BDOWN], BT, F, C, 1);
+    memcpy(next, a->xmid, BTc * C * sizeof(floatX));
+    matmul_forward(next, a->act, w[WDOWN], w[BDOWN], BTc, F, C, 1);
 }
 
-/* m->dx (BT, C): gradient of layer l's output -> gradient of its input. Parameter gradients +=. Gives back the
+/* m->dx (BTc, C): gradient of layer l's output -> gradient of its input. Parameter gradients +=. Gives back the
    chunk's pages of this layer: later chunks have been here before, and earlier ones never look at them. */
-static void layer_backward(Model *m, int l, ChunkRange ck) {
+static void layer_backward(Model *m, int l, ChunkRange range) {
     const ModelConfig *c = &m->config;
-    const int B = m->B, Tc = ck.Tc, C = c->C, NH = c->NH, NKV = c->NKV, HD = c->HD, F = c->F, QD = NH * HD, KD = NKV * HD;
-    const size_t BT = (size_t)B * Tc;
+    const int B = m->B, Tc = range.Tc, C = c->C, NH = c->NH, NKV = c->NKV, HD = c->HD, F = c->F, QD = NH * HD,
+              KD = NKV * HD;
+    const size_t BTc = (size_t)B * Tc;
     const LayerView view = layer_view(m, m->params, l), dview = layer_view(m, m->grads, l);
     floatX *const *w = view.w, *const *dw = dview.w;
     const LayerActs *a = &m->acts[l];
     /* the chunk's own pages are p_own .. p_end-1; gradients go to p_grad .. p_end-1 */
-    const int p_own = ck.t0 / m->P, p_end = (int)ceil_div((size_t)ck.t0 + Tc, m->P), p_grad = m->carry == CARRY_EXACT ? 0 : p_own;
+    const int p_own = range.t0 / m->P, p_end = chunks_pages_end(range, m->P),
+              p_grad = m->carry == CARRY_EXACT ? 0 : p_own;
 
     /* next = xmid + act wdown^T: m->dx is the gradient of both terms */
-    matmul_backward(m->dact, dw[WDOWN], dw[BDOWN], m->dx, a->act, w[WDOWN], BT, F, C, 0);
-    if (c->mlp == MLP_SWIGLU) swiglu_backward(m->dgate, m->dup, m->dact, a->gate, a->up, BT * F);
-    else gelu_backward(m->dup, m->dact, a->up, BT * F);
-    matmul_backward(m->dnorm, dw[WUP], dw[BUP], m->dup, a->ln2, w[WUP], BT, C, F, 0);
-    if (c->mlp == MLP_SWIGLU) matmul_backward(m->dnorm, dw[WGATE], NULL, m->dgate, a->ln2, w[WGATE], BT, C, F, 1);
-    norm_backward(m->dx, dw[LN2W], dw[LN2B], m->dnorm, a->xmid, w[LN2W], a->mean2, a->rstd2, BT, C, 1);
+    matmul_backward(m->dact, dw[WDOWN], dw[BDOWN], m->dx, a->act, w[WDOWN], BTc, F, C, 0);
+    if (c->mlp == MLP_SWIGLU) swiglu_backward(m->dgate, m->dup, m->dact, a->gate, a->up, BTc * F);
+    else gelu_backward(m->dup, m->dact, a->up, BTc * F);
+    matmul_backward(m->dnorm, dw[WUP], dw[BUP], m->dup, a->ln2, w[WUP], BTc, C, F, 0);
+    if (c->mlp == MLP_SWIGLU) matmul_backward(m->dnorm, dw[WGATE], NULL, m->dgate, a->ln2, w[WGATE], BTc, C, F, 1);
+    norm_backward(m->dx, dw[LN2W], dw[LN2B], m->dnorm, a->xmid, w[LN2W], a->mean2, a->rstd2, BTc, C, 1);
 
     /* xmid = x + attn wo^T */
-    matmul_backward(m->dattn, dw[WO], dw[BO], m->dx, a->attn, w[WO], BT, QD, C, 0);
+    matmul_backward(m->dattn, dw[WO], dw[BO], m->dx, a->attn, w[WO], BTc, QD, C, 0);
     pages_alloc_grad_range(&m->pages, l, p_grad, p_end);
     attention_backward(m->dq, m->dkpages, m->dvpages, m->delta, m->dattn, a->attn, a->lse, a->q, m->kpages, m->vpages,
-                       &m->pages, l, p_grad, ck.t0, Tc, NH, NKV, HD, m->attention_scratch);
+                       &m->pages, l, p_grad, range.t0, Tc, NH, NKV, HD, m->attention_scratch);
     if (c->pos == POS_ROPE) rope_backward(m->dq, m->cosine, m->sine, B, Tc, NH, HD);
-    if (c->qk_norm) norm_backward(m->dq, dw[QNORMW], NULL, m->dq, a->qraw, w[QNORMW], NULL, a->rstdq, BT * NH, HD, 0);
-    matmul_backward(m->dnorm, dw[WQ], dw[BQ], m->dq, a->ln1, w[WQ], BT, C, QD, 0);
+    if (c->qk_norm) norm_backward(m->dq, dw[QNORMW], NULL, m->dq, a->qraw, w[QNORMW], NULL, a->rstdq, BTc * NH, HD, 0);
+    matmul_backward(m->dnorm, dw[WQ], dw[BQ], m->dq, a->ln1, w[WQ], BTc, C, QD, 0);
 
     /* all later chunks have added to the chunk's own dK, dV: they are complete */
-    page_read_grad(m->dk, m->dv, m->dkpages, m->dvpages, &m->pages, l, ck.t0, Tc, NKV, HD);
-    matmul_backward(m->dnorm, dw[WV], dw[BV], m->dv, a->ln1, w[WV], BT, C, KD, 1);
+    page_read_grad(m->dk, m->dv, m->dkpages, m->dvpages, &m->pages, l, range.t0, Tc, NKV, HD);
+    matmul_backward(m->dnorm, dw[WV], dw[BV], m->dv, a->ln1, w[WV], BTc, C, KD, 1);
     if (c->pos == POS_ROPE) rope_backward(m->dk, m->cosine, m->sine, B, Tc, NKV, HD);
-    if (c->qk_norm) norm_backward(m->dk, dw[KNORMW], NULL, m->dk, a->kraw, w[KNORMW], NULL, a->rstdk, BT * NKV, HD, 0);
-    matmul_backward(m->dnorm, dw[WK], dw[BK], m->dk, a->ln1, w[WK], BT, C, KD, 1);
-    norm_backward(m->dx, dw[LN1W], dw[LN1B], m->dnorm, a->x, w[LN1W], a->mean1, a->rstd1, BT, C, 1);
+    if (c->qk_norm) norm_backward(m->dk, dw[KNORMW], NULL, m->dk, a->kraw, w[KNORMW], NULL, a->rstdk, BTc * NKV, HD, 0);
+    matmul_backward(m->dnorm, dw[WK], dw[BK], m->dk, a->ln1, w[WK], BTc, C, KD, 1);
+    norm_backward(m->dx, dw[LN1W], dw[LN1B], m->dnorm, a->x, w[LN1W], a->mean1, a->rstd1, BTc, C, 1);
 
     pages_free_grad_range(&m->pages, l, p_own, p_end);
     if (m->carry == CARRY_EXACT) pages_free_range(&m->pages, l, l + 1, p_own, p_end);
@@ -1020,61 +1031,69 @@ static void layer_backward(Model *m, int l, ChunkRange ck) {
 static floatX *layer_output(const Model *m, int l) { return l + 1 < m->config.L ? m->acts[l + 1].x : m->xlast; }
 
 /* Embedding and the step's layers, forward. In a fill the last layer stops after its K, V. */
-static void chunk_layers(Model *m, const ChunkStep *s, ChunkRange ck, const int *inputs) {
+static void chunk_layers(Model *m, const ChunkStep *s, ChunkRange range, const int *inputs) {
     const ModelConfig *c = &m->config;
-    if (s->write_kv) pages_alloc_range(&m->pages, s->l0, s->l1, ck.t0 / m->P, (int)ceil_div((size_t)ck.t0 + ck.Tc, m->P));
-    if (c->pos == POS_ROPE) rope_table(m->cosine, m->sine, ck.t0, ck.Tc, c->HD, c->rope_theta);
+    if (s->write_kv) pages_alloc_range(&m->pages, s->l0, s->l1, range.t0 / m->P, chunks_pages_end(range, m->P));
+    if (c->pos == POS_ROPE) rope_table(m->cosine, m->sine, range.t0, range.Tc, c->HD, c->rope_theta);
     if (s->l0 == 0) {
-        embedding_forward(m->acts[0].x, inputs, tensor(m, m->params, WTE, 0), tensor(m, m->params, WPE, 0), m->B, m->T, ck.t0, ck.Tc, c->C);
+        embedding_forward(m->acts[0].x, inputs, tensor(m, m->params, WTE, 0), tensor(m, m->params, WPE, 0), m->B, m->T,
+                          range.t0, range.Tc, c->C);
     }
     for (int l = s->l0; l < s->l1; l++) {
         KvMode kv = !s->write_kv ? KV_THERE : s->pass == PASS_FILL && l == s->l1 - 1 ? KV_ONLY : KV_WRITE;
-        layer_forward(m, l, ck, kv, layer_output(m, l));
+        layer_forward(m, l, range, kv, layer_output(m, l));
     }
 }
 
 /* Final norm, then the head in slices of tokens: logits, losses, with dloss != 0 their gradient, next slice. Fills
    m->losses and m->guesses; with dloss also m->dx =, and the gradients of lnfw, lnfb and the head +=.
    targets (B, T). */
-static void loss_head(Model *m, ChunkRange ck, const int *targets, floatX dloss) {
+static void loss_head(Model *m, ChunkRange range, const int *targets, floatX dloss) {
     const ModelConfig *c = &m->config;
     const int C = c->C, Vp = c->Vp;
-    const size_t BT = (size_t)m->B * ck.Tc;
+    const size_t BTc = (size_t)m->B * range.Tc;
     const TensorId head = c->tied ? WTE : WHEAD;
     const floatX *whead = tensor(m, m->params, head, 0), *lnfw = tensor(m, m->params, LNFW, 0);
     for (int b = 0; b < m->B; b++) {
-        memcpy(m->head_targets + (size_t)b * ck.Tc, targets + (size_t)b * m->T + ck.t0, (size_t)ck.Tc * sizeof(int));
+        memcpy(m->head_targets + (size_t)b * range.Tc, targets + (size_t)b * m->T + range.t0,
+               (size_t)range.Tc * sizeof(int));
     }
-    norm_forward(m->lnf, m->meanf, m->rstdf, m->xlast, lnfw, tensor(m, m->params, LNFB, 0), BT, C, c->norm_eps);
-    for (size_t r = 0; r < BT; r += m->head_rows) {
-        size_t rows = min_size(m->head_rows, BT - r);
+    norm_forward(m->lnf, m->meanf, m->rstdf, m->xlast, lnfw, tensor(m, m->params, LNFB, 0), BTc, C, c->norm_eps);
+    for (size_t r = 0; r < BTc; r += m->head_rows) {
+        size_t rows = min_size(m->head_rows, BTc - r);
         matmul_forward(m->logits, m->lnf + r * C, whead, NULL, rows, C, Vp, 0);
         classifier(m->losses + r, m->guesses + r, m->logits, m->head_targets + r, rows, c->V, Vp, dloss);
         if (dloss == 0) continue;
-        matmul_backward(m->dnorm + r * C, tensor(m, m->grads, head, 0), NULL, m->logits, m->lnf + r * C, whead, rows, C, Vp, 0);
+        matmul_backward(m->dnorm + r * C, tensor(m, m->grads, head, 0), NULL, m->logits, m->lnf + r * C, whead, rows, C,
+                        Vp, 0);
     }
     if (dloss == 0) return;
-    norm_backward(m->dx, tensor(m, m->grads, LNFW, 0), tensor(m, m->grads, LNFB, 0), m->dnorm, m->xlast, lnfw, m->meanf, m->rstdf, BT, C, 0);
+    norm_backward(m->dx, tensor(m, m->grads, LNFW, 0), tensor(m, m->grads, LNFB, 0), m->dnorm, m->xlast, lnfw, m->meanf,
+                  m->rstdf, BTc, C, 0);
 }
 
-static void chunk_fill(Model *m, const ChunkStep *s, ChunkRange ck, const int *inputs) { chunk_layers(m, s, ck, inputs); }
+static void chunk_fill(Model *m, const ChunkStep *s, ChunkRange range, const int *inputs) {
+    chunk_layers(m, s, range, inputs);
+}
 
-static void chunk_forward(Model *m, const ChunkStep *s, ChunkRange ck, const int *inputs, const int *targets) {
-    chunk_layers(m, s, ck, inputs);
-    loss_head(m, ck, targets, 0);
+static void chunk_forward(Model *m, const ChunkStep *s, ChunkRange range, const int *inputs, const int *targets) {
+    chunk_layers(m, s, range, inputs);
+    loss_head(m, range, targets, 0);
 }
 
 /* dloss: 1 / scored targets of the whole global batch. */
-static void chunk_backward(Model *m, const ChunkStep *s, ChunkRange ck, const int *inputs, const int *targets, floatX dloss) {
-    chunk_layers(m, s, ck, inputs);
-    loss_head(m, ck, targets, dloss);
+static void chunk_backward(Model *m, const ChunkStep *s, ChunkRange range, const int *inputs, const int *targets,
+                           floatX dloss) {
+    chunk_layers(m, s, range, inputs);
+    loss_head(m, range, targets, dloss);
     for (int l = s->l1 - 1; l >= s->l0; l--) {
         /* One layer's buffers: the forward left the last layer's activations there, the others are made again. */
-        if (m->recompute == RECOMPUTE_LAYER && l < s->l1 - 1) layer_forward(m, l, ck, KV_THERE, layer_output(m, l));
-        layer_backward(m, l, ck);
+        if (m->recompute == RECOMPUTE_LAYER && l < s->l1 - 1) layer_forward(m, l, range, KV_THERE, layer_output(m, l));
+        layer_backward(m, l, range);
     }
     if (s->l0 == 0) {
-        embedding_backward(tensor(m, m->grads, WTE, 0), tensor(m, m->grads, WPE, 0), m->dx, inputs, m->B, m->T, ck.t0, ck.Tc, m->config.C);
+        embedding_backward(tensor(m, m->grads, WTE, 0), tensor(m, m->grads, WPE, 0), m->dx, inputs, m->B, m->T,
+                           range.t0, range.Tc, m->config.C);
     }
 }
 
@@ -1084,10 +1103,23 @@ static void chunk_backward(Model *m, const ChunkStep *s, ChunkRange ck, const in
 /* Flops of a step up to a constant factor, for the time left. */
 static double step_cost(const Model *m, const ChunkStep *s) {
     const ModelConfig *c = &m->config;
-    ChunkRange ck = chunks_range(m->T, m->chunk_size, s->ck);
-    double products = (double)m->num_params * ck.Tc;
-    double attention = 2.0 * c->L * c->NH * c->HD * ck.Tc * (ck.t0 + 0.5 * ck.Tc);
-    return s->pass == PASS_BACKWARD ? 3 * products + 4.5 * attention : products + attention;
+    const ChunkRange range = chunks_range(m->T, m->chunk_size, s->ck);
+    const double products = (double)m->num_params * range.Tc;
+    const double attention = 2.0 * c->L * c->NH * c->HD * range.Tc * (range.t0 + 0.5 * range.Tc);
+    const double forwards = s->pass == PASS_BACKWARD && m->recompute == RECOMPUTE_LAYER ? 2 : 1;
+    return s->pass == PASS_BACKWARD ? (forwards + 2) * products + (forwards + 3.5) * attention : products + attention;
+}
+
+/* Fills m->schedule for one sequence; returns the number of steps. */
+static int sequence_schedule(Model *m, int train) {
+    return train ? chunks_schedule_train(m->schedule, m->N, m->config.L, m->carry)
+                 : chunks_schedule_forward(m->schedule, m->N, m->config.L);
+}
+
+static double sequence_cost(Model *m, int train) {
+    double total = 0;
+    for (int i = 0, n = sequence_schedule(m, train); i < n; i++) total += step_cost(m, &m->schedule[i]);
+    return total;
 }
 
 /* Runs the schedule over B sequences: inputs, targets (B, T). train: gradients += with dloss = 1 / scored
@@ -1095,28 +1127,24 @@ static double step_cost(const Model *m, const ChunkStep *s) {
    these are not NULL. Returns the sum of the losses. */
 static double sequence_step(Model *m, const int *inputs, const int *targets, int train, floatX dloss, floatX *losses,
                             int *guesses, Progress *progress) {
-    const int L = m->config.L;
-    const int n = train ? chunks_schedule_train(m->schedule, m->N, L, m->carry) : chunks_schedule_forward(m->schedule, m->N, L);
-    double sum = 0, done = 0, total = 0, tokens = 0;
-    for (int i = 0; i < n; i++) total += step_cost(m, &m->schedule[i]);
+    const int n = sequence_schedule(m, train);
+    double sum = 0;
     for (int i = 0; i < n; i++) {
         const ChunkStep *s = &m->schedule[i];
-        const ChunkRange ck = chunks_range(m->T, m->chunk_size, s->ck);
-        if (s->pass == PASS_FILL) chunk_fill(m, s, ck, inputs);
-        if (s->pass == PASS_FORWARD) chunk_forward(m, s, ck, inputs, targets);
-        if (s->pass == PASS_BACKWARD) chunk_backward(m, s, ck, inputs, targets, dloss);
+        const ChunkRange range = chunks_range(m->T, m->chunk_size, s->ck);
+        if (s->pass == PASS_FILL) chunk_fill(m, s, range, inputs);
+        if (s->pass == PASS_FORWARD) chunk_forward(m, s, range, inputs, targets);
+        if (s->pass == PASS_BACKWARD) chunk_backward(m, s, range, inputs, targets, dloss);
         for (int b = 0; s->pass != PASS_FILL && b < m->B; b++) {
-            const size_t from = (size_t)b * ck.Tc, to = (size_t)b * m->T + ck.t0;
-            for (int t = 0; t < ck.Tc; t++) sum += (double)m->losses[from + t];
-            if (losses) memcpy(losses + to, m->losses + from, (size_t)ck.Tc * sizeof(floatX));
-            if (guesses) memcpy(guesses + to, m->guesses + from, (size_t)ck.Tc * sizeof(int));
+            const size_t from = (size_t)b * range.Tc, to = (size_t)b * m->T + range.t0;
+            for (int t = 0; t < range.Tc; t++) sum += (double)m->losses[from + t];
+            if (losses) memcpy(losses + to, m->losses + from, (size_t)range.Tc * sizeof(floatX));
+            if (guesses) memcpy(guesses + to, m->guesses + from, (size_t)range.Tc * sizeof(int));
         }
-        done += step_cost(m, s);
-        tokens += (double)ck.Tc * m->B;
-        progress_update(progress, pass_names[s->pass], s->ck, m->N, done, total, tokens);
+        progress_update(progress, step_cost(m, s), pass_names[s->pass], s->ck, m->N);
     }
     /* An exact backward has given every page back chunk by chunk; otherwise K, V are still there. */
-    if (!train || m->carry == CARRY_NONE) pages_free_range(&m->pages, 0, L, 0, m->pages.NP);
+    if (!train || m->carry == CARRY_NONE) pages_free_range(&m->pages, 0, m->config.L, 0, m->pages.max_NP);
     assert(pages_in_use(&m->pages) == 0);
     return sum;
 }
@@ -1143,8 +1171,10 @@ static void batch_alloc(Batch *s, Memory *mem, const TrainConfig *run) {
     s->inputs = (int *)memory_alloc(mem, group, "inputs", option, TIER_HOST, MEMORY_KEPT, n, sizeof(int));
     s->targets = (int *)memory_alloc(mem, group, "targets", option, TIER_HOST, MEMORY_KEPT, n, sizeof(int));
     if (run->val_seqs == 0) return;
-    s->distances = (int *)memory_alloc(mem, group, "distances", option, TIER_HOST, MEMORY_KEPT, s->per_batch, sizeof(int));
-    s->losses = (floatX *)memory_alloc(mem, group, "losses", option, TIER_HOST, MEMORY_KEPT, s->per_batch, sizeof(floatX));
+    s->distances =
+        (int *)memory_alloc(mem, group, "distances", option, TIER_HOST, MEMORY_KEPT, s->per_batch, sizeof(int));
+    s->losses =
+        (floatX *)memory_alloc(mem, group, "losses", option, TIER_HOST, MEMORY_KEPT, s->per_batch, sizeof(floatX));
     s->guesses = (int *)memory_alloc(mem, group, "guesses", option, TIER_HOST, MEMORY_KEPT, s->per_batch, sizeof(int));
 }
 
@@ -1174,20 +1204,26 @@ static double step_update(Model *m, double lr, double weight_decay, double clip,
     const int L = m->config.L;
     for (int id = 0; id < NUM_TENSORS && !isfinite(norm); id++) {
         const TensorInfo *t = &m->tensors[id];
-        for (int l = 0; t->rows && l < (t->per_layer ? L : 1); l++) {
+        for (int l = 0; l < tensor_copies(m->tensors, L, id); l++) {
             const floatX *g = tensor(m, m->grads, (TensorId)id, l);
             for (size_t i = 0; i < tensor_size(m->tensors, id); i++) {
-                if (!isfinite(g[i])) die("step %d: the gradient of %s, layer %d, element %zu is %g; weights are those of step %d. Try a lower --lr or a longer --warmup", step, t->name, l, i, (double)g[i], step - 1);
+                if (!isfinite(g[i]))
+                    die("step %d: the gradient of %s, layer %d, element %zu is %g; weights are those of step %d. Try a "
+                        "lower --lr or a longer --warmup",
+                        step, t->name, l, i, (double)g[i], step - 1);
             }
         }
     }
-    if (!isfinite(norm)) die("step %d: the gradient norm overflows; weights are those of step %d. Try a lower --lr or a longer --warmup", step, step - 1);
+    if (!isfinite(norm))
+        die("step %d: the gradient norm overflows; weights are those of step %d. Try a lower --lr or a longer --warmup",
+            step, step - 1);
     const double gscale = clip > 0 && norm > clip ? clip / norm : 1;
     for (int id = 0; id < NUM_TENSORS; id++) {
         const TensorInfo *t = &m->tensors[id];
-        for (int l = 0; t->rows && l < (t->per_layer ? L : 1); l++) {
-            adamw_update(tensor(m, m->params, (TensorId)id, l), tensor(m, m->m, (TensorId)id, l), tensor(m, m->v, (TensorId)id, l),
-                         tensor(m, m->grads, (TensorId)id, l), tensor_size(m->tensors, id), lr, t->decay ? weight_decay : 0, gscale, step);
+        for (int l = 0; l < tensor_copies(m->tensors, L, id); l++) {
+            adamw_update(tensor(m, m->params, (TensorId)id, l), tensor(m, m->m, (TensorId)id, l),
+                         tensor(m, m->v, (TensorId)id, l), tensor(m, m->grads, (TensorId)id, l),
+                         tensor_size(m->tensors, id), lr, t->decay ? weight_decay : 0, gscale, step);
         }
     }
     return norm;
@@ -1203,7 +1239,8 @@ static int bucket(unsigned x) { return x ? 32 - __builtin_clz(x) : 0; }
 typedef struct {
     double loss, by_position[BUCKETS]; /* sums of losses */
     long scored, at_position[BUCKETS];
-    long correct[BUCKETS], asked[BUCKETS]; /* recall, by distance */
+    double correct[BUCKETS]; /* recall: right guesses and questions, by distance */
+    long asked[BUCKETS];
     int sequences;
 } Validation;
 
@@ -1219,7 +1256,7 @@ static Validation validate(Model *m, Data *d, Batch *s, int sequences) {
             data_sample(d, (uint64_t)i, s->inputs + b * T, s->targets + b * T, s->distances + b * T);
             for (size_t t = 0; first + b >= sequences && t < T; t++) s->targets[b * T + t] = TARGET_MASKED;
         }
-        Progress progress = progress_start();
+        Progress progress = progress_start(sequence_cost(m, 0), (double)s->per_batch);
         v.loss += sequence_step(m, s->inputs, s->targets, 0, 0, s->losses, s->guesses, &progress);
         progress_end(&progress);
         for (size_t i = 0; i < s->per_batch; i++) {
@@ -1236,52 +1273,51 @@ static Validation validate(Model *m, Data *d, Batch *s, int sequences) {
     return v;
 }
 
-static unsigned bucket_from(int i) { return i ? 1u << (i - 1) : 0; }
-static unsigned bucket_to(int i, int T) { return i ? (unsigned)min_size((1ull << i) - 1, (size_t)T - 1) : 0; }
-
-/* One line for the whole, one for each bucket that has any; the same into the log. */
-static void validation_report(const Validation *v, const Data *d, int step, double ms, Logger *log) {
-    const double mean = v->loss / (double)v->scored;
-    printf("val  %5d | loss %.4f", step, mean);
-    if (d->kind == DATA_BYTES) printf(" | %.3f bits per byte", mean / 0.6931471805599453);
-    printf(" | %ld targets in %d sequences | %.1f s\n", v->scored, v->sequences, ms * 1e-3);
-    logger_number(log, "step", step);
-    logger_number(log, "val_loss", mean);
-    logger_key(log, "val_by_position");
-    if (log->file) fprintf(log->file, "[");
-    printf("  loss by position:");
-    for (int i = 0, n = 0; i < BUCKETS; i++) {
-        if (!v->at_position[i]) continue;
-        const unsigned from = bucket_from(i), to = bucket_to(i, d->T);
-        const double loss = v->by_position[i] / (double)v->at_position[i];
-        printf("%s %u-%u: %.3f", n % 6 == 0 && n ? "\n                   " : "", from, to, loss);
-        if (log->file) fprintf(log->file, "%s{\"from\":%u,\"to\":%u,\"loss\":%.17g,\"targets\":%ld}", n ? "," : "", from, to, loss, v->at_position[i]);
-        n++;
-    }
-    printf("\n");
-    if (log->file) fprintf(log->file, "]");
-    if (d->kind == DATA_RECALL) {
-        logger_key(log, "recall_by_distance");
-        if (log->file) fprintf(log->file, "[");
-        printf("  recall by distance:");
-        for (int i = 0, n = 0; i < BUCKETS; i++) {
-            if (!v->asked[i]) continue;
-            const unsigned from = bucket_from(i), to = bucket_to(i, d->T);
-            const double accuracy = (double)v->correct[i] / (double)v->asked[i];
-            printf(" %u-%u: %.3f", from, to, accuracy);
-            if (log->file) fprintf(log->file, "%s{\"from\":%u,\"to\":%u,\"accuracy\":%.17g,\"questions\":%ld}", n++ ? "," : "", from, to, accuracy, v->asked[i]);
-        }
-        printf("   (guessing: %.3f)\n", 1.0 / RECALL_VALUES);
-        if (log->file) fprintf(log->file, "]");
-    }
-    logger_end(log);
-    fflush(stdout);
-}
-
 // ----------------------------------------------------------------------------------------------
 // main
 
 #ifndef TESTING
+
+static unsigned bucket_from(int i) { return i ? 1u << (i - 1) : 0; }
+static unsigned bucket_to(int i, int T) { return i ? (unsigned)min_size((1ull << i) - 1, (size_t)T - 1) : 0; }
+
+/* "label a-b: mean ..." for the buckets that have any, six to a line; the same as an array into the log. */
+static void report_buckets(Logger *log, const char *label, const char *key, const char *value, const double *sums,
+                           const long *counts, int T) {
+    printf("  %s:", label);
+    logger_key(log, key);
+    for (int i = 0, n = 0; i < BUCKETS; i++) {
+        if (!counts[i]) continue;
+        const unsigned from = bucket_from(i), to = bucket_to(i, T);
+        const double mean = sums[i] / (double)counts[i];
+        printf("%s %u-%u: %.3f", n && n % 6 == 0 ? "\n                   " : "", from, to, mean);
+        if (log->file)
+            fprintf(log->file, "%c{\"from\":%u,\"to\":%u,\"count\":%ld,\"%s\":", n ? ',' : '[', from, to, counts[i],
+                    value);
+        logger_value(log, mean);
+        if (log->file) fprintf(log->file, "}");
+        n++;
+    }
+    if (log->file) fprintf(log->file, "]");
+    printf("\n");
+}
+
+static void validation_report(const Validation *v, const Data *d, int step, double ms, Logger *log) {
+    const double mean = v->loss / (double)v->scored;
+    printf("val  %5d | loss %.4f", step, mean);
+    if (d->kind == DATA_BYTES) printf(" | %.3f bits per byte", mean / 0.69314718055994531);
+    printf(" | %ld targets in %d sequences | %.1f s\n", v->scored, v->sequences, ms * 1e-3);
+    logger_number(log, "step", step);
+    logger_number(log, "val_loss", mean);
+    report_buckets(log, "loss by position", "val_by_position", "loss", v->by_position, v->at_position, d->T);
+    if (d->kind == DATA_RECALL)
+        report_buckets(log, "recall by distance", "recall_by_distance", "accuracy", v->correct, v->asked, d->T);
+    logger_end(log);
+    fflush(stdout);
+    if (!isfinite(mean))
+        die("step %d: the validation loss is %g: the weights are no longer good. Try a lower --lr or a longer --warmup",
+            step, mean);
+}
 
 /* Opens --data and --val; without --val the last tenth of the text is held out. Says what there is. Returns
    the number of validation sequences (0: none). */
@@ -1292,7 +1328,9 @@ static int open_data(Data *train, Data *val, TrainConfig *run, const ModelConfig
         int distance = run->recall_distance ? run->recall_distance : run->chunk_size;
         *train = data_open_recall(run->T, distance, (uint64_t)run->seed);
         *val = data_open_recall(run->T, distance, ~(uint64_t)run->seed);
-        printf("data: recall, %d facts and %d questions per sequence, at least %d tokens apart\n", RECALL_KEYS, run->T / RECALL_TOKENS_PER_QUESTION, distance);
+        printf("data: recall, %d facts and %d questions per sequence, at least %d tokens apart; guessing is right once "
+               "in %d\n",
+               RECALL_KEYS, run->T / RECALL_TOKENS_PER_QUESTION, distance, RECALL_VALUES);
     } else {
         if (run->recall_distance) die("--recall-distance %d: only --data recall has distances", run->recall_distance);
         uint64_t bytes, val_bytes = 0, T = (uint64_t)run->T, need = (uint64_t)run->B * T + 1;
@@ -1300,15 +1338,20 @@ static int open_data(Data *train, Data *val, TrainConfig *run, const ModelConfig
         uint64_t tokens = bytes + 1, held = *run->val || sequences == 0 ? 0 : tokens / 10;
         if (held < T + 1 || tokens - held < need) held = 0; /* too short to be worth a sequence */
         if (tokens - held < need) {
-            die("--data %s: %llu tokens (%llu bytes and a start), but a batch of %d x %d needs %llu; use a smaller --seq-len or --batch", run->data,
-                (unsigned long long)tokens, (unsigned long long)bytes, run->B, run->T, (unsigned long long)need);
+            die("--data %s: %llu tokens (%llu bytes and a start), but a batch of %d x %d needs %llu; use a smaller "
+                "--seq-len or --batch",
+                run->data, (unsigned long long)tokens, (unsigned long long)bytes, run->B, run->T,
+                (unsigned long long)need);
         }
         *train = data_open_bytes(run->data, run->T, 0, tokens - held, 1, (uint64_t)run->seed);
-        printf("data: %s, %llu tokens; training on %llu: %llu sequences, %llu tokens at the end unused\n", run->data, (unsigned long long)tokens,
-               (unsigned long long)train->count, (unsigned long long)train->samples, (unsigned long long)(train->count - 1 - train->samples * T));
+        printf("data: %s, %llu tokens; training on %llu: %llu sequences, %llu tokens at the end unused\n", run->data,
+               (unsigned long long)tokens, (unsigned long long)train->count, (unsigned long long)train->samples,
+               (unsigned long long)(train->count - 1 - train->samples * T));
         if (*run->val) {
             fclose(xopen_read(run->val, &val_bytes));
-            if (val_bytes < T) die("--val %s: %llu tokens, but one sequence needs %llu", run->val, (unsigned long long)val_bytes + 1, (unsigned long long)T + 1);
+            if (val_bytes < T)
+                die("--val %s: %llu tokens, but one sequence needs %llu", run->val, (unsigned long long)val_bytes + 1,
+                    (unsigned long long)T + 1);
             *val = data_open_bytes(run->val, run->T, 0, val_bytes + 1, 0, 0);
         } else if (held) {
             *val = data_open_bytes(run->data, run->T, tokens - held, held, 0, 0);
@@ -1317,64 +1360,101 @@ static int open_data(Data *train, Data *val, TrainConfig *run, const ModelConfig
         }
         if (sequences) {
             sequences = (int)min_size((size_t)sequences, (size_t)val->samples);
-            printf("validation: %s, %d of %llu sequences\n", *run->val ? run->val : "the last tenth of it", sequences, (unsigned long long)val->samples);
+            printf("validation: %s, %d of %llu sequences\n", *run->val ? run->val : "the last tenth of it", sequences,
+                   (unsigned long long)val->samples);
         } else {
-            printf("validation: none%s\n", run->val_seqs ? "; the last tenth of the data does not hold one sequence, give --val" : "");
+            printf("validation: none%s\n",
+                   run->val_seqs ? "; the last tenth of the data does not hold one sequence, give --val" : "");
         }
     }
-    if (train->V > config->V) die("--data %s: token ids up to %d, but --model %s has a vocabulary of %d", run->data, train->V - 1, run->model, config->V);
+    if (train->V > config->V)
+        die("--data %s: token ids up to %d, but --model %s has a vocabulary of %d; leave --model out, or take one with "
+            "a larger vocabulary",
+            run->data, train->V - 1, run->model, config->V);
     return sequences;
 }
 
-/* What this program would need for the same run in one chunk: all activations of all tokens at once. */
-static size_t one_pass_bytes(const ModelConfig *config, TrainConfig run) {
-    Memory *mem = (Memory *)xcalloc(1, sizeof(Memory));
-    Model m;
-    Batch batch;
-    mem->plan_only = 1;
-    run.chunk_size = (int)min_size(round_up((size_t)run.T, (size_t)run.P), INT32_MAX / run.P * (size_t)run.P);
-    model_alloc(&m, mem, config, &run, 1);
-    batch_alloc(&batch, mem, &run);
-    size_t bytes = memory_total(mem, TIER_HOST);
-    free(m.acts);
-    free(m.schedule);
-    free(mem);
-    return bytes;
+/* All memory of a run, in the order of the table. program: bytes of the process before. */
+static void run_alloc(Model *m, Batch *batch, Memory *mem, const ModelConfig *config, const TrainConfig *run,
+                      const Data *train, size_t program) {
+    memory_note(mem, "program and libraries", "process", "", TIER_HOST, MEMORY_KEPT, program);
+    model_alloc(m, mem, config, run);
+    batch_alloc(batch, mem, run);
+    memory_note(mem, "tokens and targets", "data", "", TIER_HOST, MEMORY_KEPT, data_bytes_held(train));
 }
 
-static void report_model(const ModelConfig *c, const Model *m, const TrainConfig *run) {
-    size_t padding = (size_t)(c->Vp - c->V) * c->C * (c->tied ? 1 : 2);
-    printf("model: %s, %.2fM parameters; %d layers, %d channels, %d heads of %d (%d for keys and values), MLP %d, vocabulary %d\n", run->model,
-           (double)(m->num_params - padding) * 1e-6, c->L, c->C, c->NH, c->HD, c->NKV, c->F, c->V);
-    printf("sequence: %d x %d tokens in %d chunk%s of %d; pages of %d tokens; %d thread%s\n\n", m->B, m->T, m->N, m->N > 1 ? "s" : "", m->chunk_size, m->P,
-           max_threads(), max_threads() > 1 ? "s" : "");
+/* The ledger of a run, allocating nothing: filled by the calls that will allocate. */
+static void plan_memory(Memory *mem, const ModelConfig *config, const TrainConfig *run, const Data *train,
+                        size_t program) {
+    Model m;
+    Batch batch;
+    mem->count = 0;
+    mem->plan_only = 1;
+    run_alloc(&m, &batch, mem, config, run, train, program);
+    free(m.acts);
+}
+
+/* The run as ordinary training holds it. */
+static TrainConfig one_chunk(TrainConfig run) {
+    run.chunk_size = (int)min_size(round_up((size_t)run.T, (size_t)run.P), INT32_MAX / run.P * (size_t)run.P);
+    run.carry = CARRY_EXACT;
+    run.recompute = RECOMPUTE_CHUNK;
+    return run;
+}
+
+/* Opened last: it empties the file, which a run that is refused must not have done. */
+static Logger open_log(const TrainConfig *run) {
+    if (*run->log && (same_file(run->log, run->data) || same_file(run->log, run->val))) {
+        die("--log %s: is the file that --data or --val reads; give it another name", run->log);
+    }
+    return logger_open(run->log);
+}
+
+static void report_model(const ModelConfig *c, const TrainConfig *run) {
+    TensorInfo t[NUM_TENSORS];
+    tensors_describe(c, t);
+    const size_t padding = (size_t)(c->Vp - c->V) * c->C * (c->tied ? 1 : 2), params = tensors_total(t, c->L) - padding;
+    const int chunk_size = chunk_capacity(run), N = chunks_count(run->T, chunk_size);
+    printf("model: %s, %.2fM parameters; %d layers, %d channels, %d heads of %d (%d for keys and values), MLP %d, "
+           "vocabulary %d\n",
+           run->model, (double)params * 1e-6, c->L, c->C, c->NH, c->HD, c->NKV, c->F, c->V);
+    printf("sequence: %d x %d tokens in %d chunk%s of %d; pages of %d tokens; %d thread%s\n\n", run->B, run->T, N,
+           N > 1 ? "s" : "", chunk_size, run->P, max_threads(), max_threads() > 1 ? "s" : "");
 }
 
 int main(int argc, char **argv) {
     static Model m;
-    static Memory mem;
+    static Memory mem, plan, one_pass;
     TrainConfig run;
     Data train = {0}, val = {0};
     Batch batch = {0};
     const ModelConfig config = options_read(argc, argv, &run);
     train_config_check(&run, &config);
     set_threads(run.threads);
-    Logger log = logger_open(run.log);
+    if (run.threads > max_threads())
+        die("--threads %d: this program was built without OpenMP and has one thread; leave --threads out", run.threads);
     options_print(&run, stdout);
     const int val_sequences = open_data(&train, &val, &run, &config);
 
-    memory_note(&mem, "program and libraries", "process", "", TIER_HOST, MEMORY_KEPT, peak_rss_bytes());
-    model_alloc(&m, &mem, &config, &run, 1);
-    batch_alloc(&batch, &mem, &run);
+    /* The table first, so that a run that does not fit is seen to be refused and why. */
+    const size_t program = peak_rss_bytes();
+    const TrainConfig ordinary = one_chunk(run);
+    plan_memory(&plan, &config, &run, &train, program);
+    plan_memory(&one_pass, &config, &ordinary, &train, program);
+    report_model(&config, &run);
+    memory_print(&plan, stdout);
+    printf("  the same in one chunk, with the activations of all tokens at once: %s\n\n",
+           text_bytes((double)memory_total(&one_pass, TIER_HOST)).text);
+    memory_check(&plan, TIER_HOST, available_bytes());
+    run_alloc(&m, &batch, &mem, &config, &run, &train, program);
+    Logger log = open_log(&run);
     model_init(&m, run.seed);
-    report_model(&config, &m, &run);
-    memory_print(&mem, stdout);
-    printf("  the same in one chunk, as ordinary training holds it: %s\n\n", text_bytes((double)one_pass_bytes(&config, run)).text);
 
     uint64_t sample = 0, tokens = 0;
     const double start = now_ms();
     for (int step = 1; step <= run.steps; step++) {
-        Progress progress = progress_start();
+        Progress progress =
+            progress_start(sequence_cost(&m, 1) * run.grad_accum, (double)batch.per_batch * run.grad_accum);
         for (size_t i = 0; i < (size_t)run.grad_accum * run.B; i++, sample++) {
             data_sample(&train, sample, batch.inputs + i * run.T, batch.targets + i * run.T, NULL);
         }
@@ -1384,8 +1464,8 @@ int main(int argc, char **argv) {
         const double ms = now_ms() - progress.start_ms;
         progress_end(&progress);
         tokens += batch.per_batch * run.grad_accum;
-        printf("step %5d/%d | loss %.4f | lr %.2e | norm %7.4f | %.0f tokens/s | %s\n", step, run.steps, loss, lr, norm,
-               (double)batch.per_batch * run.grad_accum / ms * 1e3, text_bytes((double)peak_rss_bytes()).text);
+        printf("step %5d/%d | loss %.4f | lr %.2e | norm %7.4f | %.0f tokens/s | peak %s\n", step, run.steps, loss, lr,
+               norm, (double)batch.per_batch * run.grad_accum / ms * 1e3, text_bytes((double)peak_rss_bytes()).text);
         fflush(stdout);
         logger_number(&log, "step", step);
         logger_number(&log, "loss", loss);
@@ -1402,8 +1482,11 @@ int main(int argc, char **argv) {
         }
     }
     const size_t planned = memory_total(&mem, TIER_HOST), peak = peak_rss_bytes();
-    printf("\n%llu tokens in %s; memory: %s by the table, %s measured (%+.1f %%)\n", (unsigned long long)tokens, text_seconds((now_ms() - start) * 1e-3).text,
-           text_bytes((double)planned).text, text_bytes((double)peak).text, 100 * ((double)peak / (double)planned - 1));
+    printf("\n");
+    memory_print(&mem, stdout);
+    printf("  %-32s %-7s %10s   measured (%+.1f %% of the total)\n\n", "peak of the process", tier_names[TIER_HOST],
+           text_bytes((double)peak).text, 100 * ((double)peak / (double)planned - 1));
+    printf("%llu tokens in %s\n", (unsigned long long)tokens, text_seconds((now_ms() - start) * 1e-3).text);
     logger_close(&log);
     data_close(&train);
     data_close(&val);

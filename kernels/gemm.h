@@ -67,9 +67,9 @@ static inline int thread_id(void) {
 /* C (m, NR) = alpha A B + beta C. A's element (i, k) is A[i * rs + k * cs]; B's row k starts at
    B + k * ldb. m is a constant wherever this is inlined, so the loops over i unroll and the
    tile stays in registers. beta = 0 never reads C. */
-__attribute__((always_inline)) static inline void gemm_kernel(
-    int m, size_t K, floatX alpha, const floatX *A, size_t rs, size_t cs, const floatX *B, size_t ldb,
-    floatX beta, floatX *C, size_t ldc) {
+__attribute__((always_inline)) static inline void gemm_kernel(int m, size_t K, floatX alpha, const floatX *A, size_t rs,
+                                                              size_t cs, const floatX *B, size_t ldb, floatX beta,
+                                                              floatX *C, size_t ldc) {
     vecX c0[12], c1[12];
 #pragma GCC unroll 12
     for (int i = 0; i < m; i++) c0[i] = c1[i] = (vecX){0};
@@ -96,9 +96,9 @@ __attribute__((always_inline)) static inline void gemm_kernel(
 }
 
 /* gemm_kernel for a row count known only now. */
-__attribute__((always_inline)) static inline void gemm_rows(
-    int m, size_t K, floatX alpha, const floatX *A, size_t rs, size_t cs, const floatX *B, size_t ldb,
-    floatX beta, floatX *C, size_t ldc) {
+__attribute__((always_inline)) static inline void gemm_rows(int m, size_t K, floatX alpha, const floatX *A, size_t rs,
+                                                            size_t cs, const floatX *B, size_t ldb, floatX beta,
+                                                            floatX *C, size_t ldc) {
     switch (m) {
     case 1: gemm_kernel(1, K, alpha, A, rs, cs, B, ldb, beta, C, ldc); break;
     case 2: gemm_kernel(2, K, alpha, A, rs, cs, B, ldb, beta, C, ldc); break;
@@ -120,8 +120,8 @@ __attribute__((always_inline)) static inline void gemm_rows(
 
 /* C (M, N) = A B + beta C for operands in cache: A's element (i, k) is A[i * rs + k * cs], B is
    (K, N) with rows ldb apart. N must be a multiple of GEMM_NR; one thread. */
-static inline void gemm_tile(size_t M, size_t N, size_t K, const floatX *A, size_t rs, size_t cs,
-                      const floatX *B, size_t ldb, floatX beta, floatX *C, size_t ldc) {
+static inline void gemm_tile(size_t M, size_t N, size_t K, const floatX *A, size_t rs, size_t cs, const floatX *B,
+                             size_t ldb, floatX beta, floatX *C, size_t ldc) {
     assert(N % GEMM_NR == 0);
     for (size_t j = 0; j < N; j += GEMM_NR) {
         for (size_t i = 0; i < M; i += GEMM_MR) {
@@ -133,8 +133,8 @@ static inline void gemm_tile(size_t M, size_t N, size_t K, const floatX *A, size
 
 /* dst (K, W) = a panel of src: element (k, j) is src[j * across + k * down] for j < n, zero for
    n <= j < W. Both operands are packed with this: W = MR rows of A, W = NR columns of B. */
-static inline void gemm_pack_panel(floatX *dst, size_t W, const floatX *src, size_t across, size_t down,
-                                   size_t n, size_t K) {
+static inline void gemm_pack_panel(floatX *dst, size_t W, const floatX *src, size_t across, size_t down, size_t n,
+                                   size_t K) {
     if (n < W) memset(dst, 0, W * K * sizeof(floatX));
     if (across == 1) {
         for (size_t k = 0; k < K; k++) memcpy(dst + k * W, src + k * down, n * sizeof(floatX));
@@ -151,7 +151,8 @@ static inline void gemm_pack_panel(floatX *dst, size_t W, const floatX *src, siz
 
 typedef struct {
     const floatX *A, *B;
-    size_t rsa, csa, rsb, csb; /* element (i, k) of op(A) is A[i * rsa + k * csa]; of op(B), (k, j), B[k * rsb + j * csb] */
+    size_t rsa, csa, rsb,
+        csb; /* element (i, k) of op(A) is A[i * rsa + k * csa]; of op(B), (k, j), B[k * rsb + j * csb] */
     floatX *C;
     size_t ldc, K;
     floatX alpha, beta;
@@ -174,7 +175,8 @@ static void gemm_block(const GemmArgs *g, size_t m0, size_t m1, size_t n0, size_
                 size_t mc = m1 - ic < GEMM_MC ? m1 - ic : GEMM_MC;
                 for (size_t i = 0; i < mc; i += GEMM_MR) {
                     size_t m = mc - i < GEMM_MR ? mc - i : GEMM_MR;
-                    gemm_pack_panel(pa + i * kc, GEMM_MR, g->A + (ic + i) * g->rsa + pc * g->csa, g->rsa, g->csa, m, kc);
+                    gemm_pack_panel(pa + i * kc, GEMM_MR, g->A + (ic + i) * g->rsa + pc * g->csa, g->rsa, g->csa, m,
+                                    kc);
                 }
                 for (size_t j = 0; j < nc; j += GEMM_NR) {
                     size_t n = nc - j < GEMM_NR ? nc - j : GEMM_NR;
@@ -203,7 +205,7 @@ static void gemm_block(const GemmArgs *g, size_t m0, size_t m1, size_t n0, size_
    op(A) is (M, K): A itself, or with ta != 0 the transpose of A stored as (K, M). The same for
    op(B), (K, N), and tb. beta = 0 never reads C. */
 static inline void gemm(int ta, int tb, size_t M, size_t N, size_t K, floatX alpha, const floatX *A, size_t lda,
-                 const floatX *B, size_t ldb, floatX beta, floatX *C, size_t ldc) {
+                        const floatX *B, size_t ldb, floatX beta, floatX *C, size_t ldc) {
     GemmArgs g = {A, B, ta ? 1 : lda, ta ? lda : 1, tb ? 1 : ldb, tb ? ldb : 1, C, ldc, K, alpha, beta};
     /* Along the longer side, in whole register tiles; a product too small to pay for waking
        the other threads stays on this one. */

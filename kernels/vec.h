@@ -41,9 +41,7 @@ static inline void vec_store(floatX *p, vecX v) { *(vecU *)p = v; }
 static inline vecX vec_set(floatX s) { return s - (vecX){0}; }
 
 /* lanes where mask is all ones from a, where it is zero from b */
-static inline vecX vec_select(vecI mask, vecX a, vecX b) {
-    return (vecX)((mask & (vecI)a) | (~mask & (vecI)b));
-}
+static inline vecX vec_select(vecI mask, vecX a, vecX b) { return (vecX)((mask & (vecI)a) | (~mask & (vecI)b)); }
 static inline vecX vec_max(vecX a, vecX b) { return vec_select(a > b, a, b); }
 
 /* The first n lanes (all, from n = VL on), the others zero. The tail of a row thus goes through the same

@@ -13,9 +13,9 @@ typedef struct {
     const char *name;
     char letter; /* 0: none */
     OptionKind kind;
-    void *value;          /* const char *, int, double or int; holds the default before parsing */
-    int least;            /* OPTION_COUNT: the smallest that makes sense */
-    const char *choices;  /* OPTION_CHOICE: "exact|none", value is the index; else what --help shows */
+    void *value;         /* const char *, int, double or int; holds the default before parsing */
+    int least;           /* OPTION_COUNT: the smallest that makes sense */
+    const char *choices; /* OPTION_CHOICE: "exact|none", value is the index; else what --help shows */
     const char *help;
 } Option;
 
@@ -32,19 +32,23 @@ static inline int options_table(TrainConfig *c, Option *out) {
         {"chunk", 0, OPTION_COUNT, &c->chunk_size, 1, "N", "tokens per chunk; N >= seq-len is one chunk"},
         {"page", 0, OPTION_COUNT, &c->P, 1, "N", "tokens per page; must divide the chunk"},
         {"carry", 0, OPTION_CHOICE, &c->carry, 0, "exact|none", "gradients of keys and values across chunk edges"},
-        {"recompute", 0, OPTION_CHOICE, &c->recompute, 0, "chunk|layer", "activations kept in the backward: all layers', or one layer's"},
+        {"recompute", 0, OPTION_CHOICE, &c->recompute, 0, "chunk|layer",
+         "activations kept in the backward: all layers', or one layer's"},
         {"grad-accum", 0, OPTION_COUNT, &c->grad_accum, 1, "N", "batches summed into one step"},
         {"steps", 'n', OPTION_COUNT, &c->steps, 0, "N", "optimizer steps"},
         {"lr", 0, OPTION_REAL, &c->lr, 0, "X", "peak learning rate"},
         {"warmup", 0, OPTION_COUNT, &c->warmup, 0, "N", "steps of linear warm-up"},
-        {"schedule", 0, OPTION_CHOICE, &c->schedule, 0, "cosine|constant", "after the warm-up: down to lr/10, or constant"},
+        {"schedule", 0, OPTION_CHOICE, &c->schedule, 0, "cosine|constant",
+         "after the warm-up: down to lr/10, or constant"},
         {"weight-decay", 0, OPTION_REAL, &c->weight_decay, 0, "X", "AdamW decay, on matrices only"},
         {"clip", 0, OPTION_REAL, &c->clip, 0, "X", "largest gradient norm; 0: no clipping"},
         {"seed", 0, OPTION_COUNT, &c->seed, 0, "N", "of weights and data"},
-        {"threads", 0, OPTION_COUNT, &c->threads, 0, "N", "0: what OpenMP chooses; the result is the same for any number"},
+        {"threads", 0, OPTION_COUNT, &c->threads, 0, "N",
+         "0: what OpenMP chooses; the result is the same for any number"},
         {"val-every", 0, OPTION_COUNT, &c->val_every, 0, "N", "validate every N steps; 0: at the end only"},
         {"val-seqs", 0, OPTION_COUNT, &c->val_seqs, 0, "N", "most validation sequences to use; 0: never validate"},
-        {"recall-distance", 0, OPTION_COUNT, &c->recall_distance, 0, "N", "least tokens from fact to question; 0: one chunk"},
+        {"recall-distance", 0, OPTION_COUNT, &c->recall_distance, 0, "N",
+         "least tokens from fact to question; 0: one chunk"},
         {"log", 0, OPTION_TEXT, &c->log, 0, "FILE", "one JSON object per step"},
     };
     int n = sizeof table / sizeof table[0];
@@ -73,16 +77,18 @@ static inline void option_parse(const Option *o, const char *text) {
     if (o->kind == OPTION_COUNT) {
         errno = 0;
         long long n = strtoll(text, &end, 10);
-        long long unit = *end == 'K' || *end == 'k' ? 1 << 10 : *end == 'M' || *end == 'm' ? 1 << 20 : 1;
+        const int digits = end != text;
+        const long long unit = *end == 'K' || *end == 'k' ? 1 << 10 : *end == 'M' || *end == 'm' ? 1 << 20 : 1;
         if (unit > 1) end++;
-        if (end == text || *end) die("--%s %s: not a whole number; like 512, 4K or 1M", o->name, text);
+        if (!digits || *end) die("--%s %s: not a whole number; like 512, 4K or 1M", o->name, text);
         if (errno || n > INT_MAX / unit) die("--%s %s: too large; at most %d", o->name, text, INT_MAX);
-        if (n * unit < o->least) die("--%s %s: must be at least %d", o->name, text, o->least);
+        if (n < 0 || n * unit < o->least) die("--%s %s: must be at least %d", o->name, text, o->least);
         *(int *)o->value = (int)(n * unit);
     }
     if (o->kind == OPTION_REAL) {
         double x = strtod(text, &end);
-        if (end == text || *end || x != x || x - x != 0) die("--%s %s: not a number; like 0.001 or 1e-3", o->name, text);
+        if (end == text || *end || x != x || x - x != 0)
+            die("--%s %s: not a number; like 0.001 or 1e-3", o->name, text);
         *(double *)o->value = x;
     }
     if (o->kind == OPTION_CHOICE) {
@@ -129,14 +135,18 @@ static inline void options_help(const Option *table, int n, FILE *out) {
     for (int k = 0; k < n; k++) {
         char left[64], value[160];
         option_format(&table[k], value, sizeof value);
-        if (table[k].letter) snprintf(left, sizeof left, "--%s, -%c %s", table[k].name, table[k].letter, table[k].choices);
+        if (table[k].letter)
+            snprintf(left, sizeof left, "--%s, -%c %s", table[k].name, table[k].letter, table[k].choices);
         else snprintf(left, sizeof left, "--%s %s", table[k].name, table[k].choices);
         fprintf(out, "  %-28s %s%s%s%s\n", left, table[k].help, *value ? " [" : "", value, *value ? "]" : "");
     }
     fprintf(out, "  %-28s this text, with the defaults of the chosen --model\n\n", "--help, -h");
-    fprintf(out, "Whole numbers take K and M (x 1024).\n\nmodels (--model), with their own defaults for the options above:\n");
+    fprintf(
+        out,
+        "Whole numbers take K and M (x 1024).\n\nmodels (--model), with their own defaults for the options above:\n");
     for (int i = 0; i < NUM_PRESETS; i++) {
-        fprintf(out, "  %-10s %-40s T %d, batch %d, chunk %d\n", presets[i].name, presets[i].about, presets[i].T, presets[i].B, presets[i].chunk_size);
+        fprintf(out, "  %-10s %-40s T %d, batch %d, chunk %d\n", presets[i].name, presets[i].about, presets[i].T,
+                presets[i].B, presets[i].chunk_size);
     }
     fprintf(out, "Without --model: recall for --data recall, tiny for a text file.\n");
 }
@@ -171,7 +181,7 @@ static inline ModelConfig options_read(int argc, char **argv, TrainConfig *c) {
     return model_config(preset);
 }
 
-/* The configuration of the run, three options to a line. */
+/* The configuration of the run, four options to a line. */
 static inline void options_print(TrainConfig *c, FILE *out) {
     Option table[MAX_OPTIONS];
     int n = options_table(c, table), column = 0;

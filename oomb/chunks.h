@@ -42,7 +42,12 @@ static inline ChunkRange chunks_range(int T, int chunk_size, int ck) {
 }
 
 /* Training needs at most 2N - 1 steps, validation N. */
-static inline int chunks_max_steps(int N) { return 2 * N; }
+static inline size_t chunks_max_steps(int N) { return 2 * (size_t)N - 1; }
+
+/* Pages before and with the chunk: its own are t0 / P .. chunks_pages_end() - 1. */
+static inline int chunks_pages_end(ChunkRange range, int P) {
+    return (int)ceil_div((size_t)range.t0 + (size_t)range.Tc, (size_t)P);
+}
 
 /* Writes the steps of one training sequence of N chunks through L layers; returns their number.
 

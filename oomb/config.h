@@ -13,21 +13,23 @@ typedef enum { MLP_GELU, MLP_SWIGLU } MlpKind;
 
 /* GPT-2, LLaMA, Qwen2 and Qwen3 are values of this struct, not code paths. */
 typedef struct {
-    int V, Vp;     /* vocabulary; rows of wte and whead (V rounded up to 64, the rest zero and never scored) */
-    int L, C;      /* layers, channels */
-    int NH, NKV;   /* query heads, key/value heads: head h reads key/value head h / (NH / NKV) */
-    int HD, F;     /* head size (NH * HD need not be C), MLP width */
-    int max_T;     /* rows of the learned position table; 0 with RoPE */
+    int V, Vp;   /* vocabulary; rows of wte and whead (V rounded up to 64, the rest zero and never scored) */
+    int L, C;    /* layers, channels */
+    int NH, NKV; /* query heads, key/value heads: head h reads key/value head h / (NH / NKV) */
+    int HD, F;   /* head size (NH * HD need not be C), MLP width */
+    int max_T;   /* rows of the learned position table; 0 with RoPE */
     NormKind norm;
     PosKind pos;
     MlpKind mlp;
-    int bias;      /* biases on wo and in the MLP */
-    int qkv_bias;  /* biases on wq, wk, wv */
-    int qk_norm;   /* rmsnorm of each head of q and k before RoPE */
-    int tied;      /* the head is wte */
+    int bias;     /* biases on wo and in the MLP */
+    int qkv_bias; /* biases on wq, wk, wv */
+    int qk_norm;  /* rmsnorm of each head of q and k before RoPE */
+    int tied;     /* the head is wte */
     double norm_eps, rope_theta;
     double init_std;
 } ModelConfig;
+
+enum { MAX_THREADS = 1024 };
 
 typedef enum { RECOMPUTE_CHUNK, RECOMPUTE_LAYER } Recompute;
 
@@ -53,18 +55,50 @@ typedef struct {
 
 /* The order of the initializers is the order of the fields above. */
 static const Preset presets[] = {
-    {"recall", "0.2M, LLaMA: the generated recall task",
+    {"recall",
+     "0.2M, LLaMA: the generated recall task",
      {304, 0, 2, 64, 4, 2, 32, 192, 0, NORM_RMSNORM, POS_ROPE, MLP_SWIGLU, 0, 0, 0, 0, 1e-5, 10000.0, 0.1},
-     512, 8, 32, 32, 800, 20, 4e-3, 0.1},
-    {"tiny", "1.0M, LLaMA: text as bytes",
+     512,
+     8,
+     32,
+     32,
+     800,
+     20,
+     4e-3,
+     0.1},
+    {"tiny",
+     "1.0M, LLaMA: text as bytes",
      {257, 0, 4, 128, 4, 2, 32, 512, 0, NORM_RMSNORM, POS_ROPE, MLP_SWIGLU, 0, 0, 0, 1, 1e-5, 10000.0, 0.05},
-     4096, 1, 512, 64, 200, 20, 3e-3, 0.1},
-    {"gpt2", "124M, GPT-2",
+     4096,
+     1,
+     512,
+     64,
+     200,
+     20,
+     3e-3,
+     0.1},
+    {"gpt2",
+     "124M, GPT-2",
      {50257, 0, 12, 768, 12, 12, 64, 3072, 1024, NORM_LAYERNORM, POS_LEARNED, MLP_GELU, 1, 1, 0, 1, 1e-5, 0.0, 0.02},
-     1024, 4, 256, 64, 100, 20, 6e-4, 0.1},
-    {"llama-15m", "15M, LLaMA of the stories15M shape",
+     1024,
+     4,
+     256,
+     64,
+     100,
+     20,
+     6e-4,
+     0.1},
+    {"llama-15m",
+     "15M, LLaMA of the stories15M shape",
      {32000, 0, 6, 288, 6, 6, 48, 768, 0, NORM_RMSNORM, POS_ROPE, MLP_SWIGLU, 0, 0, 0, 1, 1e-5, 10000.0, 0.02},
-     2048, 4, 512, 64, 100, 20, 1e-3, 0.1},
+     2048,
+     4,
+     512,
+     64,
+     100,
+     20,
+     1e-3,
+     0.1},
 };
 enum { NUM_PRESETS = sizeof presets / sizeof presets[0] };
 
@@ -116,7 +150,8 @@ static inline TrainConfig train_config(const Preset *preset) {
 /* Ends the program when the mathematics of the model could not be what the config says. */
 static inline void model_config_check(const ModelConfig *m) {
     if (m->V < 1 || m->L < 1 || m->C < 1 || m->NH < 1 || m->NKV < 1 || m->HD < 1 || m->F < 1) {
-        die("model: V %d, L %d, C %d, NH %d, NKV %d, HD %d, F %d: all must be at least 1", m->V, m->L, m->C, m->NH, m->NKV, m->HD, m->F);
+        die("model: V %d, L %d, C %d, NH %d, NKV %d, HD %d, F %d: all must be at least 1", m->V, m->L, m->C, m->NH,
+            m->NKV, m->HD, m->F);
     }
     if (m->NH % m->NKV) die("model: %d query heads cannot share %d key/value heads evenly", m->NH, m->NKV);
     if (m->pos == POS_ROPE && m->HD % 2) die("model: RoPE turns pairs of channels; head size %d is odd", m->HD);
@@ -129,7 +164,8 @@ static inline void model_config_check(const ModelConfig *m) {
 static inline void train_config_check(const TrainConfig *c, const ModelConfig *m) {
     model_config_check(m);
     if (m->pos == POS_LEARNED && c->T > m->max_T) {
-        die("--seq-len %d: %s has a table of %d learned positions; use --seq-len %d, or a RoPE model (--model tiny, llama-15m) for longer sequences",
+        die("--seq-len %d: %s has a table of %d learned positions; use --seq-len %d, or a RoPE model (--model tiny, "
+            "llama-15m) for longer sequences",
             c->T, c->model, m->max_T, m->max_T);
     }
     if (c->chunk_size % c->P) {
@@ -137,8 +173,11 @@ static inline void train_config_check(const TrainConfig *c, const ModelConfig *m
             round_up((size_t)c->chunk_size, (size_t)c->P));
     }
     size_t pages = ceil_div((size_t)c->T, (size_t)c->P) * (size_t)c->B * (size_t)m->L;
-    if (pages > INT32_MAX) die("--page %d: %zu pages are more than the table can number; use a larger --page", c->P, pages);
-    if ((uint64_t)c->steps * (uint64_t)c->grad_accum * (uint64_t)c->B > (uint64_t)1 << 62) die("--steps %d: too many", c->steps);
+    if (pages > INT32_MAX)
+        die("--page %d: %zu pages are more than the table can number; use a larger --page", c->P, pages);
+    if ((uint64_t)c->steps * (uint64_t)c->grad_accum * (uint64_t)c->B > (uint64_t)1 << 62)
+        die("--steps %d: too many", c->steps);
+    if (c->threads > MAX_THREADS) die("--threads %d: at most %d", c->threads, MAX_THREADS);
     if (!(c->lr >= 0)) die("--lr %g: must be 0 or more", c->lr);
     if (!(c->weight_decay >= 0)) die("--weight-decay %g: must be 0 or more", c->weight_decay);
     if (!(c->clip >= 0)) die("--clip %g: must be 0 (no clipping) or more", c->clip);

@@ -40,8 +40,8 @@ typedef struct {
     const char *path;
     FILE *file;
     uint64_t first, count;
-    uint64_t samples;   /* per epoch */
-    uint32_t *order;    /* (samples) of the epoch in `epoch`; NULL: in file order */
+    uint64_t samples; /* per epoch */
+    uint32_t *order;  /* (samples) of the epoch in `epoch`; NULL: in file order */
     uint64_t epoch;
     unsigned char *bytes; /* (T + 1) */
     /* recall */
@@ -49,7 +49,8 @@ typedef struct {
 } Data;
 
 /* Tokens first .. first + count - 1 of a text file. shuffle: every epoch has its own order. */
-static inline Data data_open_bytes(const char *path, int T, uint64_t first, uint64_t count, int shuffle, uint64_t seed) {
+static inline Data data_open_bytes(const char *path, int T, uint64_t first, uint64_t count, int shuffle,
+                                   uint64_t seed) {
     Data d;
     uint64_t size;
     memset(&d, 0, sizeof d);
@@ -63,7 +64,9 @@ static inline Data data_open_bytes(const char *path, int T, uint64_t first, uint
     d.count = count;
     d.samples = count > 0 ? (count - 1) / (uint64_t)T : 0;
     d.epoch = UINT64_MAX;
-    if (d.samples > UINT32_MAX) die("%s: %llu samples of %d tokens are more than can be shuffled; use a larger --seq-len", path, (unsigned long long)d.samples, T);
+    if (d.samples > UINT32_MAX)
+        die("%s: %llu samples of %d tokens are more than can be shuffled; use a larger --seq-len", path,
+            (unsigned long long)d.samples, T);
     if (shuffle) d.order = (uint32_t *)xcalloc((size_t)d.samples, sizeof(uint32_t));
     d.bytes = (unsigned char *)xcalloc((size_t)T + 1, 1);
     return d;
@@ -80,9 +83,16 @@ static inline Data data_open_recall(int T, int distance, uint64_t seed) {
     d.samples = UINT64_MAX;
     if (T < 128) die("--seq-len %d: the recall task needs at least 128 tokens for its facts and questions", T);
     if (distance > T / 4) {
-        die("--recall-distance %d (0 means the chunk): must be at most a quarter of --seq-len %d, or there is no room for questions; use a smaller --chunk or give --recall-distance", distance, T);
+        die("--recall-distance %d (0 means the chunk): must be at most a quarter of --seq-len %d, or there is no room "
+            "for questions; use a smaller --chunk or give --recall-distance",
+            distance, T);
     }
     return d;
+}
+
+/* What it keeps in memory. */
+static inline size_t data_bytes_held(const Data *d) {
+    return d->kind == DATA_RECALL ? 0 : (size_t)d->T + 1 + (d->order ? (size_t)d->samples * sizeof(uint32_t) : 0);
 }
 
 static inline void data_close(Data *d) {

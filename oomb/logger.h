@@ -5,7 +5,6 @@
 #include "util.h"
 
 #include <math.h>
-#include <unistd.h>
 
 typedef struct {
     const char *path;
@@ -52,29 +51,35 @@ static inline void logger_close(Logger *g) {
     g->file = NULL;
 }
 
-/* One line on a terminal, rewritten in place, only for steps that take over a second. */
+/* One line on a terminal, rewritten in place, only for steps that take over a second. Work is counted in any unit
+   that is proportional to time. */
 typedef struct {
-    int on;          /* stderr is a terminal */
-    int shown;       /* there is something to wipe away */
-    double start_ms; /* of the step */
-    double last_ms;  /* of the last update */
+    int on;             /* stderr is a terminal */
+    int shown;          /* there is something to wipe away */
+    double start_ms;    /* of the step */
+    double last_ms;     /* of the last update */
+    double done, total; /* work */
+    double tokens;      /* of the whole step */
 } Progress;
 
-static inline Progress progress_start(void) {
+static inline Progress progress_start(double total, double tokens) {
     Progress p;
     p.on = isatty(2);
     p.shown = 0;
     p.start_ms = p.last_ms = now_ms();
+    p.done = 0;
+    p.total = total;
+    p.tokens = tokens;
     return p;
 }
 
-/* done, total: work in any unit, for the time left; tokens: sequence tokens passed through so far. */
-static inline void progress_update(Progress *p, const char *pass, int chunk, int chunks, double done, double total, double tokens) {
-    double now = now_ms();
-    if (!p->on || now - p->start_ms < 1000 || now - p->last_ms < 200) return;
-    double seconds = (now - p->start_ms) * 1e-3;
-    fprintf(stderr, "\r  %-8s chunk %d of %d | %.0f tokens/s | %s left   ", pass, chunk + 1, chunks, tokens / seconds,
-            text_seconds(seconds * (total - done) / done).text);
+/* tokens/s is that of the step line: a token counts when all its passes are done, here in proportion. */
+static inline void progress_update(Progress *p, double work, const char *pass, int chunk, int chunks) {
+    double now = now_ms(), seconds = (now - p->start_ms) * 1e-3;
+    p->done += work;
+    if (!p->on || seconds < 1 || now - p->last_ms < 200) return;
+    fprintf(stderr, "\r  %-8s chunk %d of %d | %.0f tokens/s | %s left   ", pass, chunk + 1, chunks,
+            p->tokens * p->done / p->total / seconds, text_seconds(seconds * (p->total - p->done) / p->done).text);
     p->last_ms = now;
     p->shown = 1;
 }

@@ -34,9 +34,10 @@ typedef struct {
 } Memory;
 
 /* Counts bytes that something else allocates: thread-local tables, the program itself. */
-static inline MemoryEntry *memory_note(Memory *mem, const char *group, const char *name, const char *option,
-                                       Tier tier, Lifetime lifetime, size_t bytes) {
-    if (mem->count == MEMORY_MAX_ENTRIES) die("memory ledger: more than %d entries; raise MEMORY_MAX_ENTRIES", MEMORY_MAX_ENTRIES);
+static inline MemoryEntry *memory_note(Memory *mem, const char *group, const char *name, const char *option, Tier tier,
+                                       Lifetime lifetime, size_t bytes) {
+    if (mem->count == MEMORY_MAX_ENTRIES)
+        die("memory ledger: more than %d entries; raise MEMORY_MAX_ENTRIES", MEMORY_MAX_ENTRIES);
     MemoryEntry *e = &mem->entries[mem->count++];
     e->group = group;
     e->name = name;
@@ -53,12 +54,14 @@ static inline MemoryEntry *memory_note(Memory *mem, const char *group, const cha
 static inline void *memory_alloc(Memory *mem, const char *group, const char *name, const char *option, Tier tier,
                                  Lifetime lifetime, size_t count, size_t size) {
     size_t bytes;
-    if (__builtin_mul_overflow(count, size, &bytes)) die("%s/%s: %zu x %zu bytes is more than an address can hold", group, name, count, size);
+    if (__builtin_mul_overflow(count, size, &bytes))
+        die("%s/%s: %zu x %zu bytes is more than an address can hold", group, name, count, size);
     if (bytes == 0) return NULL;
     MemoryEntry *e = memory_note(mem, group, name, option, tier, lifetime, bytes);
     if (mem->plan_only) return NULL;
     if (posix_memalign(&e->ptr, MEMORY_ALIGN, bytes) != 0) {
-        die("out of memory: %s for %s/%s%s%s", text_bytes((double)bytes).text, group, name, *option ? "; smaller with " : "", option);
+        die("out of memory: no %s for %s/%s%s%s", text_bytes((double)bytes).text, group, name,
+            *option ? "; smaller with " : "", option);
     }
     return e->ptr;
 }
@@ -69,6 +72,24 @@ static inline size_t memory_total(const Memory *mem, Tier tier) {
         if (mem->entries[i].tier == tier) sum += mem->entries[i].bytes;
     }
     return sum;
+}
+
+/* Ends the program if what is planned cannot fit, naming the largest group and what shrinks it: an operating system that
+   overcommits would let the run start and kill it later. */
+static inline void memory_check(const Memory *mem, Tier tier, size_t available) {
+    size_t total = memory_total(mem, tier), most = 0;
+    const MemoryEntry *largest = NULL;
+    for (int i = 0; i < mem->count; i++) {
+        const MemoryEntry *e = &mem->entries[i];
+        if (e->tier == tier && e->bytes > most) {
+            most = e->bytes;
+            largest = e;
+        }
+    }
+    if (total <= available) return;
+    die("this run needs %s of %s memory, but there are %s; the largest part is \"%s\" (smaller with %s)",
+        text_bytes((double)total).text, tier_names[tier], text_bytes((double)available).text, largest->group,
+        largest->option);
 }
 
 /* Every byte of every scratch buffer becomes 0xFF: a NaN in float and double. */
@@ -97,7 +118,9 @@ static inline void memory_print(const Memory *mem, FILE *out) {
             if (j < i) first = 0;
             bytes += o->bytes;
         }
-        if (first) fprintf(out, "  %-32s %-7s %10s   %s\n", e->group, tier_names[e->tier], text_bytes((double)bytes).text, e->option);
+        if (first)
+            fprintf(out, "  %-32s %-7s %10s   %s\n", e->group, tier_names[e->tier], text_bytes((double)bytes).text,
+                    e->option);
     }
     for (int t = TIER_DEVICE; t <= TIER_DISK; t++) {
         size_t total = memory_total(mem, (Tier)t);

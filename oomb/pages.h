@@ -22,11 +22,11 @@ typedef struct {
 } SlotStack;
 
 typedef struct {
-    int L, B, NP, P; /* layers, sequences, pages per sequence, tokens per page */
+    int L, B, max_NP, P; /* layers, sequences, pages of a whole sequence, tokens per page */
     SlotStack kv, dkv;
-    int *kv_slot;       /* (L, B, NP) slot in kpages, vpages; -1: absent */
-    int *dkv_slot;      /* (L, B, NP) slot in dkpages, dvpages; -1: absent, counts as zero */
-    uint8_t *dkv_fresh; /* (L, B, NP) 1: taken but not written yet; the next touch writes the whole page */
+    int *kv_slot;       /* (L, B, max_NP) slot in kpages, vpages; -1: absent */
+    int *dkv_slot;      /* (L, B, max_NP) slot in dkpages, dvpages; -1: absent, counts as zero */
+    uint8_t *dkv_fresh; /* (L, B, max_NP) 1: taken but not written yet; the next touch writes the whole page */
 } PageTable;
 
 static inline void slots_init(SlotStack *s, int capacity) {
@@ -37,7 +37,9 @@ static inline void slots_init(SlotStack *s, int capacity) {
 }
 
 static inline int slots_take(SlotStack *s, const char *pool) {
-    if (s->num_free == 0) die("%s: all %d slots are taken; the pool was sized for fewer pages than the schedule needs", pool, s->capacity);
+    if (s->num_free == 0)
+        die("%s: all %d slots are taken; the pool was sized for fewer pages than the schedule needs", pool,
+            s->capacity);
     int slot = s->free[--s->num_free];
     if (s->capacity - s->num_free > s->peak) s->peak = s->capacity - s->num_free;
     return slot;
@@ -49,11 +51,11 @@ static inline void slots_give_back(SlotStack *s, int slot) {
 }
 
 /* kv_slots and dkv_slots: capacity of the two pairs of pools, in pages. dkv_slots may be 0. */
-static inline void pages_init(PageTable *t, int L, int B, int NP, int P, int kv_slots, int dkv_slots) {
-    size_t n = (size_t)L * B * NP;
+static inline void pages_init(PageTable *t, int L, int B, int max_NP, int P, int kv_slots, int dkv_slots) {
+    size_t n = (size_t)L * B * max_NP;
     t->L = L;
     t->B = B;
-    t->NP = NP;
+    t->max_NP = max_NP;
     t->P = P;
     slots_init(&t->kv, kv_slots);
     slots_init(&t->dkv, dkv_slots);
@@ -63,8 +65,8 @@ static inline void pages_init(PageTable *t, int L, int B, int NP, int P, int kv_
     for (size_t i = 0; i < n; i++) t->kv_slot[i] = t->dkv_slot[i] = -1;
 }
 
-static inline size_t pages_table_bytes(int L, int B, int NP, int kv_slots, int dkv_slots) {
-    return (size_t)L * B * NP * (2 * sizeof(int) + 1) + ((size_t)kv_slots + dkv_slots) * sizeof(int);
+static inline size_t pages_table_bytes(int L, int B, int max_NP, int kv_slots, int dkv_slots) {
+    return (size_t)L * B * max_NP * (2 * sizeof(int) + 1) + ((size_t)kv_slots + dkv_slots) * sizeof(int);
 }
 
 static inline void pages_destroy(PageTable *t) {
@@ -75,8 +77,8 @@ static inline void pages_destroy(PageTable *t) {
     free(t->dkv_fresh);
 }
 
-/* First entry of layer l, sequence b: its NP pages follow. */
-static inline size_t pages_row(const PageTable *t, int l, int b) { return ((size_t)l * t->B + b) * t->NP; }
+/* First entry of layer l, sequence b: its max_NP pages follow. */
+static inline size_t pages_row(const PageTable *t, int l, int b) { return ((size_t)l * t->B + b) * t->max_NP; }
 
 static inline void page_alloc(PageTable *t, int l, int b, int p) {
     int *slot = &t->kv_slot[pages_row(t, l, b) + p];

@@ -1,4 +1,5 @@
-/* rng.h: seeded random numbers with a state of 8 bytes, the same on every machine. */
+/* rng.h: seeded random numbers with a state of 8 bytes. Integers and uniforms are the same everywhere; normals go
+   through the C library's log and cos, whose last bit may differ between libraries. */
 #ifndef OOMB_RNG_H
 #define OOMB_RNG_H
 
@@ -30,9 +31,7 @@ static inline Rng rng_stream(uint64_t seed, uint64_t a, uint64_t b) {
 static inline double rng_uniform(Rng *r) { return (double)(rng_u64(r) >> 11) * 0x1p-53; }
 
 /* uniform in [0, n), n >= 1; the bias is below n / 2^64 */
-static inline uint64_t rng_below(Rng *r, uint64_t n) {
-    return (uint64_t)(((unsigned __int128)rng_u64(r) * n) >> 64);
-}
+static inline uint64_t rng_below(Rng *r, uint64_t n) { return (uint64_t)(((unsigned __int128)rng_u64(r) * n) >> 64); }
 
 /* standard normal (Box and Muller); two numbers are drawn for each, so no state is carried */
 static inline double rng_normal(Rng *r) {

@@ -10,20 +10,40 @@
 #include "config.h"
 
 typedef enum {
-    WTE, WPE,                                        /* front: embeddings of tokens and positions */
-    LN1W, LN1B, WQ, BQ, WK, BK, WV, BV, QNORMW, KNORMW, WO, BO, /* a layer's attention */
-    LN2W, LN2B, WGATE, WUP, BUP, WDOWN, BDOWN,       /* a layer's MLP */
-    LNFW, LNFB, WHEAD,                               /* back: final norm, untied head */
+    WTE,
+    WPE, /* front: embeddings of tokens and positions */
+    LN1W,
+    LN1B,
+    WQ,
+    BQ,
+    WK,
+    BK,
+    WV,
+    BV,
+    QNORMW,
+    KNORMW,
+    WO,
+    BO, /* a layer's attention */
+    LN2W,
+    LN2B,
+    WGATE,
+    WUP,
+    BUP,
+    WDOWN,
+    BDOWN, /* a layer's MLP */
+    LNFW,
+    LNFB,
+    WHEAD, /* back: final norm, untied head */
     NUM_TENSORS
 } TensorId;
 
 typedef struct {
-    const char *name;                /* wq; its gradient is dwq */
-    const char *hf_gpt2, *hf_llama;  /* Hugging Face names; %d is the layer. GPT-2 fuses wq, wk, wv in one */
+    const char *name;               /* wq; its gradient is dwq */
+    const char *hf_gpt2, *hf_llama; /* Hugging Face names; %d is the layer. GPT-2 fuses wq, wk, wv in one */
     int per_layer;
-    size_t rows, cols;               /* rows 0: this model does not have it */
-    int decay;                       /* weight decay: matrices only */
-    double init_mean, init_std;      /* starts as normal(mean, std) */
+    size_t rows, cols;          /* rows 0: this model does not have it */
+    int decay;                  /* weight decay: matrices only */
+    double init_mean, init_std; /* starts as normal(mean, std) */
 } TensorInfo;
 
 /* Fills t[0 .. NUM_TENSORS-1] for a model. The order is that of TensorId. */
@@ -31,7 +51,8 @@ static inline void tensors_describe(const ModelConfig *m, TensorInfo *t) {
     const size_t Vp = (size_t)m->Vp, C = (size_t)m->C, F = (size_t)m->F, HD = (size_t)m->HD;
     const size_t QD = (size_t)m->NH * HD, KD = (size_t)m->NKV * HD;
     const size_t learned = m->pos == POS_LEARNED ? (size_t)m->max_T : 0, ln = m->norm == NORM_LAYERNORM;
-    const size_t bias = m->bias != 0, qkv_bias = m->qkv_bias != 0, qk_norm = m->qk_norm != 0, gated = m->mlp == MLP_SWIGLU;
+    const size_t bias = m->bias != 0, qkv_bias = m->qkv_bias != 0, qk_norm = m->qk_norm != 0,
+                 gated = m->mlp == MLP_SWIGLU;
     const double std = m->init_std;
     const double res = std / sqrt(2.0 * m->L); /* GPT-2: what adds to the residual stream starts smaller */
     const TensorInfo table[NUM_TENSORS] = {
@@ -65,6 +86,11 @@ static inline void tensors_describe(const ModelConfig *m, TensorInfo *t) {
 
 /* Elements of tensor id in one layer (or in the model, if it is not per layer). */
 static inline size_t tensor_size(const TensorInfo *t, int id) { return t[id].rows * t[id].cols; }
+
+/* How often tensor id exists: once per layer, once, or not at all. */
+static inline int tensor_copies(const TensorInfo *t, int L, int id) {
+    return !t[id].rows ? 0 : t[id].per_layer ? L : 1;
+}
 
 /* Elements before tensor `id` of layer `l` (l is ignored for a model-wide tensor). Call with
    NUM_TENSORS for the number of all parameters. */

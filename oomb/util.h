@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <time.h>
+#include <unistd.h>
 
 /* Files beyond 2 GiB: on a 32-bit system this needs -D_FILE_OFFSET_BITS=64, as the Makefile gives. */
 static_assert(sizeof(off_t) == 8, "file offsets must have 64 bits");
@@ -72,15 +73,46 @@ static inline double now_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-/* The most memory this process has had resident so far, in bytes. */
+/* The first number behind `key` in a small text file like those of /proc; `missing` if there is none. */
+static inline uint64_t read_number(const char *path, const char *key, uint64_t missing) {
+    char line[256];
+    FILE *f = fopen(path, "r");
+    uint64_t value = missing;
+    while (f && value == missing && fgets(line, sizeof line, f)) {
+        char *end, *at = line + strlen(key);
+        if (strncmp(line, key, strlen(key)) != 0) continue;
+        uint64_t n = strtoull(at, &end, 10);
+        if (end != at) value = n;
+    }
+    if (f) fclose(f);
+    return value;
+}
+
+/* The most memory this process has had resident so far, in bytes. Linux: VmHWM, since ru_maxrss there
+   remembers the process that started this one. */
 static inline size_t peak_rss_bytes(void) {
     struct rusage r;
     getrusage(RUSAGE_SELF, &r);
 #ifdef __APPLE__
-    return (size_t)r.ru_maxrss; /* bytes there, kilobytes everywhere else */
+    return (size_t)r.ru_maxrss; /* in bytes there, in kilobytes everywhere else */
 #else
-    return (size_t)r.ru_maxrss * 1024;
+    return (size_t)read_number("/proc/self/status", "VmHWM:", (uint64_t)r.ru_maxrss) * 1024;
 #endif
+}
+
+/* Memory that this process may use: the machine's, or less in a container. */
+static inline size_t available_bytes(void) {
+    uint64_t machine = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t v2 = read_number("/sys/fs/cgroup/memory.max", "", UINT64_MAX);
+    uint64_t v1 = read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes", "", UINT64_MAX);
+    if (v2 < machine) machine = v2;
+    return (size_t)(v1 < machine ? v1 : machine);
+}
+
+/* Whether two paths name one existing file. */
+static inline int same_file(const char *a, const char *b) {
+    struct stat sa, sb;
+    return stat(a, &sa) == 0 && stat(b, &sb) == 0 && sa.st_dev == sb.st_dev && sa.st_ino == sb.st_ino;
 }
 
 typedef struct {
