@@ -5,8 +5,8 @@
      test_oomb_double   floatX = double: every gradient against differences, every schedule
                         against the one-chunk run, to 1e-10
 
-   `./test_oomb` runs all tests of its build and ends with "N passed, N failed"; a name as argument
-   runs those whose name contains it. A failure says what, where, and both values. */
+   `./test_oomb` runs all tests of its build and ends with "N passed, N failed". `./test_oomb gemm` runs those
+   whose name contains gemm, `./test_oomb -gemm` all others. A failure says what, where, and both values. */
 #define TESTING
 #include "train_oomb.c"
 
@@ -1685,7 +1685,9 @@ int main(int argc, char **argv) {
     set_threads(1); /* a test that wants more says so: the others take the same time on a busy machine */
     printf("test_oomb, floatX = %s\n", is_double ? "double" : "float");
     for (int i = 0; i < COUNT(tests); i++) {
-        if (!(tests[i].builds >> is_double & 1) || (argc > 1 && !strstr(tests[i].name, argv[1]))) continue;
+        const char *only = argc > 1 ? argv[1] : "";
+        const int named = strstr(tests[i].name, *only == '-' ? only + 1 : only) != NULL;
+        if (!(tests[i].builds >> is_double & 1) || named == (*only == '-')) continue;
         const double start = now_ms();
         failed_here = 0;
         tests[i].run();

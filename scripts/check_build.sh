@@ -27,6 +27,9 @@ same() { [ "$(losses "$1")" = "$(losses "$2")" ] || { echo "FAILED: $1 and $2 di
 for cc in gcc clang; do
     command -v $cc >/dev/null || { echo "skipped: $cc is not here"; continue; }
     try $cc CC=$cc
+    if echo 'int main(void) { return 0; }' | $cc -fopenmp -x c - -o "$tmp/probe" 2>/dev/null; then
+        nm train_oomb | grep -q -i omp || { echo "FAILED: $cc has OpenMP and the program does not use it"; exit 1; }
+    fi
     # a compiler that refuses the flag, and one that takes it and has no library to link
     for without in refuses unlinked; do
         [ $without = refuses ] && cut='echo "unknown option" >&2; exit 1' || cut='set -- "$@" -lno-such-openmp'

@@ -17,7 +17,7 @@ before_t=0
 before_b=0
 for T in 4096 8192 16384 32768 65536; do
     ./train_oomb --data "$text" --model tiny -T $T -n 1 --val-seqs 0 --log "$tmp/log" >"$tmp/out"
-    ledger=$(grep '  total' "$tmp/out" | awk '{ print $3 * ($4 == "GB" ? 1024 : 1) }')
+    ledger=$(grep '  total' "$tmp/out" | head -n 1 | awk '{ print $3 * ($4 == "GB" ? 1024 : 1) }')
     ms=$(sed 's/.*"ms":\([0-9]*\).*/\1/' "$tmp/log")
     bytes=$(sed 's/.*"peak_bytes":\([0-9]*\).*/\1/' "$tmp/log")
     awk -v t=$T -v l="$ledger" -v ms="$ms" -v b="$bytes" -v bt=$before_t -v bb="$before_b" 'BEGIN {
