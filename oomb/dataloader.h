@@ -20,7 +20,9 @@ enum { BYTES_START = 256, BYTES_V = 257 };
 
 /* Recall. A fact is a single token that means (key, value); each key has one fact in a sequence.
    A question is a key token; its target, the value, is the only thing scored, and it stands at
-   least `distance` tokens after the fact. */
+   least `distance` tokens after the fact. The value is what must be predicted, but it is not shown in the
+   input after its question: otherwise a key asked for again could be answered from its last answer,
+   and distance would not be distance. */
 enum {
     RECALL_KEYS = 16,
     RECALL_VALUES = 16,
