@@ -119,8 +119,8 @@ static inline void memory_print(const Memory *mem, FILE *out) {
             bytes += o->bytes;
         }
         if (first)
-            fprintf(out, "  %-32s %-7s %10s   %s\n", e->group, tier_names[e->tier], text_bytes((double)bytes).text,
-                    e->option);
+            fprintf(out, "  %-32s %-7s %10s%s%s\n", e->group, tier_names[e->tier], text_bytes((double)bytes).text,
+                    *e->option ? "   " : "", e->option);
     }
     for (int t = TIER_DEVICE; t <= TIER_DISK; t++) {
         size_t total = memory_total(mem, (Tier)t);
