@@ -1295,7 +1295,7 @@ static void test_lr(void) {
 // ----------------------------------------------------------------------------------------------
 // data
 
-static char scratch_dir[] = "/tmp/oomb-test-XXXXXX";
+static char scratch_dir[200];
 
 static const char *scratch_path(const char *name) {
     static char path[4][256];
@@ -1465,6 +1465,9 @@ static void test_bad_input(void) {
         {"--model gpt5", "", {"--model gpt5", "recall, tiny, gpt2"}},
         {"--model gpt2 -T 2048 --data", "small", {"--seq-len 2048", "1024"}},
         {"--chunk 256 --page 32", "", {"--recall-distance", "--seq-len 512"}},
+        {"--chunk 512", "", {"--recall-distance", "one --chunk", "--seq-len 512"}},
+        {"--page 100000", "", {"--page 100000", "--chunk 32"}},
+        {"--val-every 1 --val-seqs 0", "", {"--val-seqs 0", "--val-every"}},
         {"-T 64 --chunk 8 --page 8", "", {"--seq-len 64", "128"}},
         {"--data", "missing", {"missing", "No such file"}},
         {"--data", "", {"--data", "needs a value"}},
@@ -1502,6 +1505,9 @@ static void test_bad_input(void) {
             check(line && strstr(line, bad[i].says[k]), "train_oomb %s: the error does not say \"%s\": %s", command,
                   bad[i].says[k], line ? line : "");
     }
+    if (access("/dev/full", W_OK) == 0)
+        check(run_program("-n 1 >/dev/full", output, sizeof output) == 1,
+              "a full disk under standard output goes unseen");
     struct stat st;
     check(stat(small, &st) == 0 && st.st_size == 100, "a refused run has touched the file that --log named");
 }
@@ -1680,8 +1686,10 @@ static const Test tests[] = {
 
 int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (!mkdtemp(scratch_dir)) die("%s: cannot make a directory: %s", scratch_dir, strerror(errno));
     if (argc == 3 && strcmp(argv[1], "--print-gradient") == 0) return print_gradient(atoi(argv[2]));
+    const char *tmp = getenv("TMPDIR");
+    snprintf(scratch_dir, sizeof scratch_dir, "%s/oomb-test-XXXXXX", tmp && *tmp ? tmp : P_tmpdir);
+    if (!mkdtemp(scratch_dir)) die("%s: cannot make a directory: %s", scratch_dir, strerror(errno));
     set_threads(1); /* a test that wants more says so: the others take the same time on a busy machine */
     printf("test_oomb, floatX = %s\n", is_double ? "double" : "float");
     for (int i = 0; i < COUNT(tests); i++) {

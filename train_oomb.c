@@ -204,8 +204,9 @@ static void rope_table(floatX *cosine, floatX *sine, int t0, int Tc, int HD, dou
     }
 }
 
-/* x (B, Tc, heads, HD), in place. */
-static void rope_forward(floatX *x, const floatX *cosine, const floatX *sine, int B, int Tc, int heads, int HD) {
+/* Turns every pair of channels of x (B, Tc, heads, HD) by direction (1 or -1) times its position's angle. */
+static void rope_turn(floatX *x, const floatX *cosine, const floatX *sine, floatX direction, int B, int Tc, int heads,
+                      int HD) {
     int half = HD / 2;
 #pragma omp parallel for if ((size_t)B * Tc * heads * HD > FEW)
     for (size_t r = 0; r < (size_t)B * Tc; r++) {
@@ -213,29 +214,23 @@ static void rope_forward(floatX *x, const floatX *cosine, const floatX *sine, in
         for (int h = 0; h < heads; h++) {
             floatX *a = x + (r * heads + h) * HD, *b = a + half;
             for (int i = 0; i < half; i++) {
-                floatX u = a[i], v = b[i];
-                a[i] = u * co[i] - v * si[i];
-                b[i] = v * co[i] + u * si[i];
+                floatX u = a[i], v = b[i], s = direction * si[i];
+                a[i] = u * co[i] - v * s;
+                b[i] = v * co[i] + u * s;
             }
         }
     }
 }
 
-/* dx (B, Tc, heads, HD), in place: the transpose of the map above. */
+/* x (B, Tc, heads, HD), in place. */
+static void rope_forward(floatX *x, const floatX *cosine, const floatX *sine, int B, int Tc, int heads, int HD) {
+    rope_turn(x, cosine, sine, 1, B, Tc, heads, HD);
+}
+
+/* dx (B, Tc, heads, HD), in place: the transpose. The angle changes sign; a scale in the tables
+   (YaRN has one) stays. */
 static void rope_backward(floatX *dx, const floatX *cosine, const floatX *sine, int B, int Tc, int heads, int HD) {
-    int half = HD / 2;
-#pragma omp parallel for if ((size_t)B * Tc * heads * HD > FEW)
-    for (size_t r = 0; r < (size_t)B * Tc; r++) {
-        const floatX *co = cosine + r % Tc * half, *si = sine + r % Tc * half;
-        for (int h = 0; h < heads; h++) {
-            floatX *da = dx + (r * heads + h) * HD, *db = da + half;
-            for (int i = 0; i < half; i++) {
-                floatX u = da[i], v = db[i];
-                da[i] = u * co[i] + v * si[i];
-                db[i] = v * co[i] - u * si[i];
-            }
-        }
-    }
+    rope_turn(dx, cosine, sine, -1, B, Tc, heads, HD);
 }
 
 // ----------------------------------------------------------------------------------------------
@@ -809,8 +804,10 @@ static void acts_alloc(LayerActs *acts, const ModelConfig *c, Memory *mem, size_
     }
 }
 
-/* A chunk longer than the sequence is one chunk: the sequence, in whole pages. */
-static int chunk_capacity(const TrainConfig *run) { return (int)min_size(run->chunk_size, round_up(run->T, run->P)); }
+/* A chunk of at least the sequence is one chunk: the sequence, in whole pages. */
+static int chunk_capacity(const TrainConfig *run) {
+    return run->chunk_size < run->T ? run->chunk_size : (int)round_up(run->T, run->P);
+}
 
 /* Everything a run holds, by name, in mem. */
 static void model_alloc(Model *m, Memory *mem, const ModelConfig *config, const TrainConfig *run) {
@@ -1290,7 +1287,9 @@ static void report_buckets(Logger *log, const char *label, const char *key, cons
         if (!counts[i]) continue;
         const unsigned from = bucket_from(i), to = bucket_to(i, T);
         const double mean = sums[i] / (double)counts[i];
-        printf("%s %u-%u: %.3f", n && n % 6 == 0 ? "\n                   " : "", from, to, mean);
+        printf("%s %u", n && n % 6 == 0 ? "\n                   " : "", from);
+        if (to > from) printf("-%u", to);
+        printf(": %.3f", mean);
         if (log->file)
             fprintf(log->file, "%c{\"from\":%u,\"to\":%u,\"count\":%ld,\"%s\":", n ? ',' : '[', from, to, counts[i],
                     value);
@@ -1396,7 +1395,7 @@ static void plan_memory(Memory *mem, const ModelConfig *config, const TrainConfi
 
 /* The run as ordinary training holds it. */
 static TrainConfig one_chunk(TrainConfig run) {
-    run.chunk_size = (int)min_size(round_up((size_t)run.T, (size_t)run.P), INT32_MAX / run.P * (size_t)run.P);
+    run.chunk_size = run.T;
     run.carry = CARRY_EXACT;
     run.recompute = RECOMPUTE_CHUNK;
     return run;
@@ -1422,17 +1421,37 @@ static void report_model(const ModelConfig *c, const TrainConfig *run) {
            N > 1 ? "s" : "", chunk_size, run->P, max_threads(), max_threads() > 1 ? "s" : "");
 }
 
+static void run_validation(Model *m, Data *val, Batch *batch, int sequences, int step, Logger *log) {
+    const double start = now_ms();
+    const Validation v = validate(m, val, batch, sequences);
+    validation_report(&v, val, step, now_ms() - start, log);
+}
+
+/* The table again, now beside what was measured. */
+static void report_end(const Memory *mem, uint64_t tokens, double ms) {
+    const double planned = (double)memory_total(mem, TIER_HOST), peak = (double)peak_rss_bytes();
+    printf("\n");
+    memory_print(mem, stdout);
+    printf("  %-32s %-7s %10s   measured (%+.1f %% of the total)\n\n", "peak of the process", tier_names[TIER_HOST],
+           text_bytes(peak).text, 100 * (peak / planned - 1));
+    printf("%llu tokens in %s\n", (unsigned long long)tokens, text_seconds(ms * 1e-3).text);
+}
+
 int main(int argc, char **argv) {
     static Model m;
     static Memory mem, plan, one_pass;
     TrainConfig run;
     Data train = {0}, val = {0};
     Batch batch = {0};
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a long first step must not hold back the table, in a pipe either */
     const ModelConfig config = options_read(argc, argv, &run);
     train_config_check(&run, &config);
     set_threads(run.threads);
     if (run.threads > max_threads())
         die("--threads %d: this program was built without OpenMP and has one thread; leave --threads out", run.threads);
+    if (run.threads > sysconf(_SC_NPROCESSORS_ONLN))
+        fprintf(stderr, "warning: --threads %d on %ld processors will be slow\n", run.threads,
+                sysconf(_SC_NPROCESSORS_ONLN));
     options_print(&run, stdout);
     const int val_sequences = open_data(&train, &val, &run, &config);
 
@@ -1443,9 +1462,14 @@ int main(int argc, char **argv) {
     plan_memory(&one_pass, &config, &ordinary, &train, program);
     report_model(&config, &run);
     memory_print(&plan, stdout);
-    printf("  the same in one chunk, with the activations of all tokens at once: %s\n\n",
-           text_bytes((double)memory_total(&one_pass, TIER_HOST)).text);
-    memory_check(&plan, TIER_HOST, available_bytes());
+    if (chunk_capacity(&run) < run.T)
+        printf("  %-32s %-7s %10s   with the activations of all tokens at once\n", "the same in one chunk",
+               tier_names[TIER_HOST], text_bytes((double)memory_total(&one_pass, TIER_HOST)).text);
+    printf("\n");
+    memory_check(&plan, TIER_HOST, machine_bytes());
+    if (memory_total(&plan, TIER_HOST) > unused_bytes())
+        fprintf(stderr, "warning: only %s of memory are unused at the moment\n",
+                text_bytes((double)unused_bytes()).text);
     run_alloc(&m, &batch, &mem, &config, &run, &train, program);
     Logger log = open_log(&run);
     model_init(&m, run.seed);
@@ -1475,23 +1499,17 @@ int main(int argc, char **argv) {
         logger_number(&log, "ms", ms);
         logger_number(&log, "peak_bytes", (double)peak_rss_bytes());
         logger_end(&log);
-        if (val_sequences && (step == run.steps || (run.val_every && step % run.val_every == 0))) {
-            const double val_start = now_ms();
-            const Validation v = validate(&m, &val, &batch, val_sequences);
-            validation_report(&v, &val, step, now_ms() - val_start, &log);
-        }
+        if (val_sequences && (step == run.steps || (run.val_every && step % run.val_every == 0)))
+            run_validation(&m, &val, &batch, val_sequences, step, &log);
     }
-    const size_t planned = memory_total(&mem, TIER_HOST), peak = peak_rss_bytes();
-    printf("\n");
-    memory_print(&mem, stdout);
-    printf("  %-32s %-7s %10s   measured (%+.1f %% of the total)\n\n", "peak of the process", tier_names[TIER_HOST],
-           text_bytes((double)peak).text, 100 * ((double)peak / (double)planned - 1));
-    printf("%llu tokens in %s\n", (unsigned long long)tokens, text_seconds((now_ms() - start) * 1e-3).text);
+    if (run.steps == 0 && val_sequences) run_validation(&m, &val, &batch, val_sequences, 0, &log);
+    if (run.steps > 0) report_end(&mem, tokens, now_ms() - start);
     logger_close(&log);
     data_close(&train);
     data_close(&val);
     model_free(&m);
     memory_free_all(&mem);
+    if (fflush(stdout) != 0 || ferror(stdout)) die("standard output: cannot write: %s", strerror(errno));
     return 0;
 }
 

@@ -25,12 +25,13 @@ enum { MAX_OPTIONS = 32 };
 static inline int options_table(TrainConfig *c, Option *out) {
     const Option table[] = {
         {"data", 0, OPTION_TEXT, &c->data, 0, "FILE", "text file, read as bytes; or recall, the generated task"},
-        {"val", 0, OPTION_TEXT, &c->val, 0, "FILE", "validation text (without it: the last tenth of --data)"},
+        {"val", 0, OPTION_TEXT, &c->val, 0, "FILE",
+         "validation text; without it the last tenth of --data, if that holds a sequence"},
         {"model", 0, OPTION_TEXT, &c->model, 0, "PRESET", "see below"},
         {"seq-len", 'T', OPTION_COUNT, &c->T, 1, "N", "tokens per sequence: the whole context"},
         {"batch", 'B', OPTION_COUNT, &c->B, 1, "N", "sequences side by side"},
         {"chunk", 0, OPTION_COUNT, &c->chunk_size, 1, "N", "tokens per chunk; N >= seq-len is one chunk"},
-        {"page", 0, OPTION_COUNT, &c->P, 1, "N", "tokens per page; must divide the chunk"},
+        {"page", 0, OPTION_COUNT, &c->P, 1, "N", "tokens per page; must divide a chunk that is shorter than seq-len"},
         {"carry", 0, OPTION_CHOICE, &c->carry, 0, "exact|none", "gradients of keys and values across chunk edges"},
         {"recompute", 0, OPTION_CHOICE, &c->recompute, 0, "chunk|layer",
          "activations kept in the backward: all layers', or one layer's"},
@@ -45,11 +46,13 @@ static inline int options_table(TrainConfig *c, Option *out) {
         {"seed", 0, OPTION_COUNT, &c->seed, 0, "N", "of weights and data"},
         {"threads", 0, OPTION_COUNT, &c->threads, 0, "N",
          "0: what OpenMP chooses; the result is the same for any number"},
-        {"val-every", 0, OPTION_COUNT, &c->val_every, 0, "N", "validate every N steps; 0: at the end only"},
-        {"val-seqs", 0, OPTION_COUNT, &c->val_seqs, 0, "N", "most validation sequences to use; 0: never validate"},
+        {"val-every", 0, OPTION_COUNT, &c->val_every, 0, "N",
+         "validate every N steps and at the end; 0: at the end only"},
+        {"val-seqs", 0, OPTION_COUNT, &c->val_seqs, 0, "N",
+         "most validation sequences to use; 0: never validate, hold nothing out"},
         {"recall-distance", 0, OPTION_COUNT, &c->recall_distance, 0, "N",
-         "least tokens from fact to question; 0: one chunk"},
-        {"log", 0, OPTION_TEXT, &c->log, 0, "FILE", "one JSON object per step"},
+         "least tokens from fact to question, at most seq-len / 4; 0: one chunk"},
+        {"log", 0, OPTION_TEXT, &c->log, 0, "FILE", "one JSON object per step and per validation"},
     };
     int n = sizeof table / sizeof table[0];
     memcpy(out, table, sizeof table);
@@ -141,9 +144,8 @@ static inline void options_help(const Option *table, int n, FILE *out) {
         fprintf(out, "  %-28s %s%s%s%s\n", left, table[k].help, *value ? " [" : "", value, *value ? "]" : "");
     }
     fprintf(out, "  %-28s this text, with the defaults of the chosen --model\n\n", "--help, -h");
-    fprintf(
-        out,
-        "Whole numbers take K and M (x 1024).\n\nmodels (--model), with their own defaults for the options above:\n");
+    fprintf(out, "Whole numbers take K (x 1024) and M (x 1024 x 1024).\n\nmodels (--model), with their own defaults "
+                 "for the options above:\n");
     for (int i = 0; i < NUM_PRESETS; i++) {
         fprintf(out, "  %-10s %-40s T %d, batch %d, chunk %d\n", presets[i].name, presets[i].about, presets[i].T,
                 presets[i].B, presets[i].chunk_size);

@@ -168,10 +168,13 @@ static inline void train_config_check(const TrainConfig *c, const ModelConfig *m
             "llama-15m) for longer sequences",
             c->T, c->model, m->max_T, m->max_T);
     }
-    if (c->chunk_size % c->P) {
+    if (c->chunk_size < c->T && c->P > c->chunk_size)
+        die("--page %d: larger than the chunk (--chunk %d); use a page that divides it", c->P, c->chunk_size);
+    if (c->chunk_size < c->T && c->chunk_size % c->P)
         die("--chunk %d: not a multiple of the page (--page %d); the nearest that is: --chunk %zu", c->chunk_size, c->P,
             round_up((size_t)c->chunk_size, (size_t)c->P));
-    }
+    if (c->val_seqs == 0 && (*c->val || c->val_every))
+        die("--val-seqs 0: means never to validate, but --val or --val-every was given; leave one of them out");
     size_t pages = ceil_div((size_t)c->T, (size_t)c->P) * (size_t)c->B * (size_t)m->L;
     if (pages > INT32_MAX)
         die("--page %d: %zu pages are more than the table can number; use a larger --page", c->P, pages);

@@ -84,11 +84,11 @@ static inline Data data_open_recall(int T, int distance, uint64_t seed) {
     d.distance = distance;
     d.samples = UINT64_MAX;
     if (T < 128) die("--seq-len %d: the recall task needs at least 128 tokens for its facts and questions", T);
-    if (distance > T / 4) {
-        die("--recall-distance %d (0 means the chunk): must be at most a quarter of --seq-len %d, or there is no room "
-            "for questions; use a smaller --chunk or give --recall-distance",
-            distance, T);
-    }
+    if (distance > T / 4)
+        die("--data recall: a question stands at least %d tokens after its fact (--recall-distance, or else one "
+            "--chunk), "
+            "which leaves no room in --seq-len %d; at most a quarter of it, like --recall-distance %d",
+            distance, T, T / 16);
     return d;
 }
 

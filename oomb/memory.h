@@ -60,7 +60,7 @@ static inline void *memory_alloc(Memory *mem, const char *group, const char *nam
     MemoryEntry *e = memory_note(mem, group, name, option, tier, lifetime, bytes);
     if (mem->plan_only) return NULL;
     if (posix_memalign(&e->ptr, MEMORY_ALIGN, bytes) != 0) {
-        die("out of memory: no %s for %s/%s%s%s", text_bytes((double)bytes).text, group, name,
+        die("out of memory: cannot get %s for %s (%s)%s%s", text_bytes((double)bytes).text, group, name,
             *option ? "; smaller with " : "", option);
     }
     return e->ptr;
@@ -87,7 +87,7 @@ static inline void memory_check(const Memory *mem, Tier tier, size_t available) 
         }
     }
     if (total <= available) return;
-    die("this run needs %s of %s memory, but there are %s; the largest part is \"%s\" (smaller with %s)",
+    die("this run needs %s of %s memory, but this machine has %s; the largest part is \"%s\" (smaller with %s)",
         text_bytes((double)total).text, tier_names[tier], text_bytes((double)available).text, largest->group,
         largest->option);
 }

@@ -100,13 +100,19 @@ static inline size_t peak_rss_bytes(void) {
 #endif
 }
 
-/* Memory that this process may use: the machine's, or less in a container. */
-static inline size_t available_bytes(void) {
+/* The memory that this process could have at most: the machine's, or less in a container. */
+static inline size_t machine_bytes(void) {
     uint64_t machine = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t v2 = read_number("/sys/fs/cgroup/memory.max", "", UINT64_MAX);
     uint64_t v1 = read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes", "", UINT64_MAX);
     if (v2 < machine) machine = v2;
     return (size_t)(v1 < machine ? v1 : machine);
+}
+
+/* What of it others are not using at the moment; SIZE_MAX where the system does not say. */
+static inline size_t unused_bytes(void) {
+    uint64_t kilobytes = read_number("/proc/meminfo", "MemAvailable:", UINT64_MAX);
+    return kilobytes == UINT64_MAX ? SIZE_MAX : (size_t)kilobytes * 1024;
 }
 
 /* Whether two paths name one existing file. */

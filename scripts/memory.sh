@@ -7,6 +7,7 @@ make -s train_oomb
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 text=${1:-}
+[ -z "$text" ] || [ -r "$text" ] || { echo "usage: scripts/memory.sh [FILE]; $text cannot be read" >&2; exit 1; }
 if [ -z "$text" ]; then
     text="$tmp/sources"
     cat train_oomb.c test_oomb.c oomb/*.h kernels/*.h >"$text"

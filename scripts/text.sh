@@ -14,5 +14,5 @@ awk -F'[:,]' '
     /"loss"/ && !/val_loss/ { for (i = 1; i < NF; i++) { if ($i ~ /"tokens"/) tokens = $(i + 1); if ($i ~ /"ms"/) ms += $(i + 1) } }
     /val_loss/ { printf "%8d tokens  %5d s  %.3f bits per byte\n", tokens, ms / 1000, $4 / log(2) }' "$log"
 echo "loss by position, in bits, at the end:"
-grep val_loss "$log" | tail -n 1 | tr '{' '\n' | sed -n 's/"from":\([0-9]*\),"to":\([0-9]*\),"loss":\([0-9.]*\).*/\1 \2 \3/p' |
+grep val_loss "$log" | tail -n 1 | tr '{' '\n' | sed -n 's/"from":\([0-9]*\),"to":\([0-9]*\),"count":[0-9]*,"loss":\([0-9.]*\).*/\1 \2 \3/p' |
     awk '{ printf "  %d-%d: %.3f\n", $1, $2, $3 / log(2) }'
