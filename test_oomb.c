@@ -557,11 +557,11 @@ static void test_gemm_bits(void) {
 // ----------------------------------------------------------------------------------------------
 // models: the whole gradient
 
-typedef enum { FAMILY_GPT2, FAMILY_LLAMA, FAMILY_QWEN3, NUM_FAMILIES } Family;
-static const char *const family_names[] = {"gpt2", "llama", "qwen3"};
+typedef enum { FAMILY_GPT2, FAMILY_LLAMA, FAMILY_QWEN2, FAMILY_QWEN3, NUM_FAMILIES } Family;
+static const char *const family_names[] = {"gpt2", "llama", "qwen2", "qwen3"};
 
 /* Tiny models of every family: three layers, odd sizes, a head size that does not follow from C, padded vocabulary.
-   qwen3 stands for everything the presets leave out: QKV bias, qk-norm, an untied head. */
+   qwen3 has QKV biases too, which the real one has not, and an untied head. */
 static ModelConfig tiny_config(Family family, int G) {
     ModelConfig m;
     memset(&m, 0, sizeof m);
@@ -653,7 +653,8 @@ static double gradient_difference(const Model *m, const floatX *a, const floatX 
 }
 
 /* The one-chunk run against the loss itself: every tensor of every layer, along a random direction and at two single
-   elements, by 4-point differences. The loss is of order 1, so its rounding enters as 1e-16 / h = 1e-12. */
+   elements, by 4-point differences. A step has length 2e-4 whatever the tensor's size: the loss is of order 1, so its
+   rounding enters as 1e-16 / h = 1e-11, and the h^4 term stays below that. */
 static void test_model_gradient(void) {
     for (int family = 0; family < NUM_FAMILIES; family++) {
         const int ratios[] = {1, 2, 3, 7, 8};
@@ -680,7 +681,7 @@ static void test_model_gradient(void) {
                         for (size_t i = 0; trial && i < n; i++) dir[i] = i == one;
                         double slope = 0, f[4];
                         for (size_t i = 0; i < n; i++) slope += (double)dir[i] * (double)g[o + i];
-                        const double h = 1e-4;
+                        const double h = 2e-4 / sqrt((double)vec_dot(dir, dir, n));
                         const int step[4] = {1, -1, 2, -2};
                         for (int j = 0; j < 4; j++) {
                             for (size_t i = 0; i < n; i++)
@@ -1218,12 +1219,16 @@ static void test_tensors(void) {
     const struct {
         const char *preset;
         size_t params;
-    } known[] = {{"gpt2", 124439808}, {"llama-15m", 15191712}}; /* the published counts of GPT-2 small and stories15M */
-    for (int i = 0; i < 2; i++) {
+    } known[] = {{"gpt2", 124439808},
+                 {"llama-15m", 15191712}, /* stories15M */
+                 {"qwen2.5-0.5b", 494032768},
+                 {"qwen2.5-7b", 7615616512},
+                 {"qwen3-0.6b", 596049920}}; /* the published counts */
+    for (int i = 0; i < COUNT(known); i++) {
         ModelConfig m = model_config(preset_find(known[i].preset));
         TensorInfo t[NUM_TENSORS];
         tensors_describe(&m, t);
-        size_t n = tensors_total(t, m.L) - (size_t)(m.Vp - m.V) * m.C;
+        size_t n = tensors_total(t, m.L) - (size_t)(m.Vp - m.V) * m.C * (m.tied ? 1 : 2);
         check(n == known[i].params, "%s has %zu parameters, not %zu", known[i].preset, n, known[i].params);
     }
 }
