@@ -1,4 +1,4 @@
-# make            the CPU program (a C compiler is all it needs)
+# make            the CPU program (a C compiler is all it needs), and dev/compare_dumps
 # make run        train the generated recall task: under 3 minutes on two cores
 # make test       build and run the tests: under 5 minutes
 # make headers    every header compiles alone, as C11 and as C++17
@@ -26,7 +26,7 @@ FLAGS = -std=gnu11 -D_FILE_OFFSET_BITS=64 -Wall -Wextra -Wno-unknown-pragmas $(A
 HEADERS = $(wildcard oomb/*.h kernels/*.h)
 TEST_SOURCES = test_oomb.c train_oomb.c $(HEADERS)
 
-all: train_oomb
+all: train_oomb dev/compare_dumps
 
 # What a program was built with: another compiler or flag builds it again.
 .flags: FORCE
@@ -34,6 +34,12 @@ all: train_oomb
 
 train_oomb: train_oomb.c $(HEADERS) Makefile .flags
 	$(CC) $(CFLAGS) $(FLAGS) $< -o $@ -lm
+
+dev/compare_dumps: dev/compare_dumps.c $(HEADERS) Makefile .flags
+	$(CC) $(CFLAGS) $(FLAGS) $< -o $@ -lm
+
+train_oomb_double: train_oomb.c $(HEADERS) Makefile .flags
+	$(CC) $(CFLAGS) $(FLAGS) -DFLOATX_DOUBLE $< -o $@ -lm
 
 test_oomb: $(TEST_SOURCES) Makefile .flags
 	$(CC) $(CFLAGS) $(FLAGS) $< -o $@ -lm
@@ -44,7 +50,7 @@ test_oomb_double: $(TEST_SOURCES) Makefile .flags
 run: train_oomb
 	./train_oomb
 
-test: train_oomb test_oomb test_oomb_double
+test: all test_oomb test_oomb_double
 	./test_oomb_double
 	./test_oomb
 
@@ -69,6 +75,6 @@ check:
 	scripts/check_build.sh
 
 clean:
-	rm -f .flags train_oomb test_oomb test_oomb_double train_oomb_sanitized test_oomb_sanitized test_oomb_double_sanitized
+	rm -f .flags train_oomb train_oomb_double dev/compare_dumps test_oomb test_oomb_double train_oomb_sanitized test_oomb_sanitized test_oomb_double_sanitized
 
 .PHONY: all run test headers sanitize sanitized check clean FORCE

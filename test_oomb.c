@@ -7,10 +7,57 @@
 
    `./test_oomb` runs all tests of its build and ends with "N passed, N failed". `./test_oomb gemm` runs those
    whose name contains gemm, `./test_oomb -gemm` all others. A failure says what, where, and both values. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* The system calls that write a checkpoint, counted: number fault_at fails as on a full disk, or is where the machine
+   stops. The names below make the program call these. */
+static int fault_at, fault_count, fault_stops;
+static int fault_here(void) {
+    if (++fault_count != fault_at) return 0;
+    if (fault_stops) _exit(9);
+    errno = ENOSPC;
+    return 1;
+}
+static int fault_open(const char *path, int flags, ...) { return fault_here() ? -1 : open(path, flags, 0666); }
+static int fault_mkdir(const char *path, mode_t mode) { return fault_here() ? -1 : mkdir(path, mode); }
+static int fault_rename(const char *a, const char *b) { return fault_here() ? -1 : rename(a, b); }
+static int fault_unlink(const char *path) { return fault_here() ? -1 : unlink(path); }
+static int fault_rmdir(const char *path) { return fault_here() ? -1 : rmdir(path); }
+static int fault_fsync(int fd) { return fault_here() ? -1 : fsync(fd); }
+static ssize_t fault_pwrite(int fd, const void *p, size_t n, off_t at) {
+    if (fault_at == fault_count + 1) n = n > 1 ? (size_t)pwrite(fd, p, n / 2, at) : n; /* half of it had been written */
+    return fault_here() ? -1 : pwrite(fd, p, n, at);
+}
+#define open fault_open
+#define mkdir fault_mkdir
+#define rename fault_rename
+#define unlink fault_unlink
+#define rmdir fault_rmdir
+#define fsync fault_fsync
+#define pwrite fault_pwrite
+
+/* Flops of the matrix products, counted where they are made. */
+#include "kernels/gemm.h"
+static double gemm_flops;
+static void gemm_counted(int ta, int tb, size_t M, size_t N, size_t K, floatX alpha, const floatX *A, size_t lda,
+                         const floatX *B, size_t ldb, floatX beta, floatX *C, size_t ldc) {
+    gemm_flops += 2.0 * (double)M * (double)N * (double)K;
+    gemm(ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
+}
+#define gemm gemm_counted
+
 #define TESTING
 #include "train_oomb.c"
-
-#include <sys/wait.h>
 
 static int passed, failed, failed_here; /* checks; failed_here: in the current test */
 
@@ -374,7 +421,8 @@ static void b_attention(void) {
     memset(at.pages.dkv_fresh, 1, (size_t)d.B * at.pages.max_NP);
     attention_backward(op.din[0], at.dkpages, at.dvpages, at.delta, op.dout, op.out, at.lse, op.in[0], at.kpages,
                        at.vpages, &at.pages, 0, 0, d.t0, d.Tc, d.NH, d.NKV, d.HD, at.scratch);
-    page_read_grad(op.din[1], op.din[2], at.dkpages, at.dvpages, &at.pages, 0, 0, d.t0 + d.Tc, d.NKV, d.HD);
+    page_read(op.din[1], op.din[2], at.dkpages, at.dvpages, &at.pages, at.pages.dkv_slot, 0, 0, d.t0 + d.Tc, d.NKV,
+              d.HD);
 }
 
 /* {B, t0, Tc, NH, NKV, HD, P}: GQA ratios 1, 2, 3, 7, 8; head sizes with and without padding; a short last page; a page
@@ -595,7 +643,7 @@ typedef struct {
 static Trial *trial_new(const ModelConfig *config, const TrainConfig *run) {
     Trial *t = (Trial *)xcalloc(1, sizeof(Trial));
     model_alloc(&t->m, &t->mem, config, run);
-    batch_alloc(&t->batch, &t->mem, run);
+    batch_alloc(&t->batch, &t->mem, config, run);
     memory_poison(&t->mem);
     model_init(&t->m, 7);
     Rng r = rng_stream(12, 0, 0);
@@ -1318,13 +1366,54 @@ static const char *write_file(const char *name, size_t bytes) {
     return path;
 }
 
+/* Runs f in a process of its own; it must end with status 1 and an error that says all of says (up to 3). */
+static void check_dies(const char *what, void (*f)(void *), void *arg, const char *const *says) {
+    char text[4096] = "";
+    int to[2];
+    fflush(stdout);
+    if (pipe(to) != 0) die("pipe: %s", strerror(errno));
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(to[1], 2);
+        f(arg);
+        _exit(0);
+    }
+    close(to[1]);
+    size_t n = 0;
+    for (ssize_t got; n < sizeof text - 1 && (got = read(to[0], text + n, sizeof text - 1 - n)) > 0;) n += (size_t)got;
+    close(to[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    check(WIFEXITED(status) && WEXITSTATUS(status) == 1 && strncmp(text, "error: ", 7) == 0 && strchr(text, '\n') &&
+              !strchr(text, '\n')[1],
+          "%s: status %d, and says: %s", what, WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), text);
+    for (int i = 0; i < 3 && says[i]; i++)
+        check(strstr(text, says[i]) != NULL, "%s: does not say \"%s\" but: %s", what, says[i], text);
+}
+
+/* A token file: header words 0 .. 2, then n ids of `width` bytes, then `extra` more (or fewer) bytes. */
+static const char *write_tokens(const char *name, uint32_t magic, uint32_t version, uint32_t count, int width,
+                                const uint32_t *ids, size_t n, int extra) {
+    const char *path = scratch_path(name);
+    uint32_t header[256] = {magic, version, count};
+    FILE *f = fopen(path, "wb");
+    if (!f) die("%s: cannot write", path);
+    fwrite(header, 4, 256, f);
+    for (size_t i = 0; i < n; i++) fwrite(&ids[i], (size_t)width, 1, f);
+    for (int i = 0; i < extra; i++) fputc(0, f);
+    const long size = ftell(f) + (extra < 0 ? extra : 0);
+    if (fclose(f) != 0 || truncate(path, size) != 0) die("%s: cannot write", path);
+    return path;
+}
+
 /* Every token of the stream is an input once and a target once per epoch; epochs differ; the first token is the start. */
 static void test_data_bytes(void) {
     const int T = 10, n = 1037;
-    const char *path = write_file("bytes", n);
-    Data d1 = data_open_bytes(path, T, 0, n + 1, 1, 3), flat = data_open_bytes(path, T, 0, n + 1, 0, 0);
+    TokenFiles files = files_open("--data", write_file("bytes", n));
+    Data d1 = data_open_files(&files, T, 0, n + 1, 1, 3), flat = data_open_files(&files, T, 0, n + 1, 0, 0);
     int in[10], out[10], seen[103] = {0}, moved = 0;
-    check(d1.samples == 103, "%d tokens make %llu samples", n + 1, (unsigned long long)d1.samples);
+    check(files.kind == DATA_BYTES && files.count == (uint64_t)n + 1 && d1.samples == 103,
+          "%d tokens make %llu samples", n + 1, (unsigned long long)d1.samples);
     for (int i = 0; i < 103; i++) {
         data_sample(&flat, i, in, out, NULL);
         for (int t = 0; t < T; t++) {
@@ -1343,10 +1432,207 @@ static void test_data_bytes(void) {
     for (int i = 0; i < 103; i++) check(seen[i] == 3, "sample %d came %d times in 3 epochs", i, seen[i]);
     check(moved > 250, "shuffled: %d of 309 moved", moved);
     data_close(&d1), data_close(&flat);
-    Data part = data_open_bytes(path, T, 500, 100, 0, 0); /* a range: tokens 500 .. 599 */
+    Data part = data_open_files(&files, T, 500, 100, 0, 0); /* a range: tokens 500 .. 599 */
     data_sample(&part, 0, in, out, NULL);
     check(part.samples == 9 && in[0] == (int)(499u * 499 / 7 % 251), "a range of the stream");
-    data_close(&part);
+    data_close(&part), files_close(&files);
+}
+
+/* Shards of both widths, and texts, as one stream: windows of every length from every place, across every edge, masks
+   included. Documents are packed: what separates them is a token like others. */
+static void test_data_shards(void) {
+    const size_t counts[] = {1, 700, 2, 1, 333};
+    uint32_t ids[1037];
+    int want[1037], out[1037];
+    Rng r = rng_stream(21, 0, 0);
+    uint64_t masked = 0;
+    for (size_t k = 0, at = 0; k < 5; at += counts[k++]) {
+        char name[32];
+        const int wide = k % 2;
+        for (size_t i = at; i < at + counts[k]; i++) {
+            ids[i] = (uint32_t)rng_below(&r, 50000);
+            if (wide && rng_below(&r, 4) == 0) ids[i] = rng_below(&r, 2) ? (uint32_t)-1 : (uint32_t)-100;
+            want[i] = ids[i] > 50000 ? TARGET_MASKED : (int)ids[i];
+            masked += want[i] == TARGET_MASKED;
+        }
+        snprintf(name, sizeof name, "part_%zu.bin", k);
+        write_tokens(name, wide ? 20240801 : 20240520, wide ? 7 : 1, (uint32_t)counts[k], wide ? 4 : 2, ids + at,
+                     counts[k], 0);
+    }
+    TokenFiles f = files_open("--data", scratch_path("part_*.bin"));
+    files_check(&f, 50000);
+    check(f.kind == DATA_TOKENS && f.num_shards == 5 && f.count == 1037 && f.masked == masked && masked > 50,
+          "%d shards, %llu tokens, %llu masked", f.num_shards, (unsigned long long)f.count,
+          (unsigned long long)f.masked);
+    for (int trial = 0; trial < 3000; trial++) {
+        const size_t from = rng_below(&r, 1037), n = 1 + rng_below(&r, 1037 - from);
+        files_read(&f, from, n, out);
+        check(memcmp(out, want + from, n * sizeof(int)) == 0, "tokens %zu .. %zu are wrong", from, from + n - 1);
+    }
+    Data d = data_open_files(&f, 100, 0, f.count, 1, 1);
+    int in[100], target[100], seen = 0;
+    for (uint64_t i = 0; i < d.samples; i++) {
+        data_sample(&d, i, in, target, NULL);
+        const int at = (int)d.order[i] * 100;
+        for (int t = 0; t < 100; t++)
+            seen += in[t] == (want[at + t] == TARGET_MASKED ? 0 : want[at + t]) && target[t] == want[at + t + 1];
+    }
+    check(d.samples == 10 && seen == 1000, "a masked id is no target, and token 0 as an input: %d of 1000", seen);
+    data_close(&d), files_close(&f);
+
+    write_file("text_a", 5), write_file("text_b", 3); /* each text begins with a start token */
+    f = files_open("--data", scratch_path("text_?"));
+    files_read(&f, 0, 10, out);
+    const int text[] = {BYTES_START, 0, 0, 0, 1, 2, BYTES_START, 0, 0, 0};
+    check(f.count == 10 && memcmp(out, text, sizeof text) == 0, "two texts as one stream");
+    files_close(&f);
+    write_file("odd[1].txt", 9); /* a name that looks like a pattern is a name */
+    f = files_open("--data", scratch_path("odd[1].txt"));
+    check(f.count == 10, "odd[1].txt");
+    files_close(&f);
+}
+
+static void die_of_files(void *path) {
+    TokenFiles f = files_open("--data", (const char *)path);
+    files_check(&f, 1000);
+    int out[64];
+    files_read(&f, 0, min_size(64, f.count), out);
+}
+
+/* Every way in which a token file can be broken: one line that says which file, where, and what. */
+static void test_data_hostile(void) {
+    uint32_t ids[40];
+    for (uint32_t i = 0; i < 40; i++) ids[i] = 10 * i;
+    const uint32_t V_id = 1000, huge = 0x80000000u, mask16 = 0xFFFF;
+    const char *none[3] = {NULL};
+    (void)none;
+    const struct {
+        const char *name;
+        uint32_t magic, version, count;
+        int width;
+        const uint32_t *bad; /* planted at token 7 */
+        int extra;
+        const char *says[3];
+    } cases[] = {
+        {"magic.bin", 1234, 1, 40, 2, NULL, 0, {"magic.bin", "begins with 1234", "20240520"}},
+        {"version16.bin", 20240520, 2, 40, 2, NULL, 0, {"version16.bin", "version 2", "version 1"}},
+        {"version32.bin", 20240801, 1, 40, 4, NULL, 0, {"version32.bin", "version 1", "version 7"}},
+        {"short.bin", 20240520, 1, 40, 2, NULL, -1, {"short.bin", "1104 bytes", "1103"}},
+        {"long.bin", 20240520, 1, 40, 2, NULL, 1, {"long.bin", "1104 bytes", "1105"}},
+        {"count.bin", 20240801, 7, 0xFFFFFFFFu, 4, NULL, 0, {"count.bin", "4294967295 tokens", "17179870204"}},
+        {"fewer.bin", 20240801, 7, 39, 4, NULL, 0, {"fewer.bin", "39 tokens", "1184"}},
+        {"none.bin", 20240520, 1, 0, 2, NULL, 0, {"none.bin", "without tokens"}},
+        {"id16.bin", 20240520, 1, 40, 2, &V_id, 0, {"id16.bin: token 7 (byte 1038)", "id 1000", "999"}},
+        {"id32.bin", 20240801, 7, 40, 4, &V_id, 0, {"id32.bin: token 7 (byte 1052)", "id 1000", "999"}},
+        {"huge32.bin", 20240801, 7, 40, 4, &huge, 0, {"huge32.bin: token 7 (byte 1052)", "id 2147483648"}},
+        {"mask16.bin", 20240520, 1, 40, 2, &mask16, 0, {"mask16.bin: token 7", "id 65535"}},
+        {"renamed.txt",
+         20240520,
+         1,
+         40,
+         2,
+         NULL,
+         -1,
+         {"renamed.txt", "1104 bytes"}}, /* the magic counts, not the name */
+    };
+    for (int i = 0; i < COUNT(cases); i++) {
+        uint32_t planted[40];
+        memcpy(planted, ids, sizeof ids);
+        if (cases[i].bad) planted[7] = *cases[i].bad;
+        const char *path = write_tokens(cases[i].name, cases[i].magic, cases[i].version, cases[i].count, cases[i].width,
+                                        planted, cases[i].count ? 40 : 0, cases[i].extra);
+        check_dies(cases[i].name, die_of_files, (void *)path, cases[i].says);
+    }
+    const char *header = write_tokens("header.bin", 20240520, 1, 0, 2, ids, 0, -4);
+    check_dies("half a header", die_of_files, (void *)header, (const char *[3]){"header.bin", "1020 bytes", "1024"});
+    check_dies("an empty file", die_of_files, (void *)write_file("empty.bin", 0),
+               (const char *[3]){"empty.bin", "0 bytes"});
+    check_dies("an empty text", die_of_files, (void *)write_file("empty.txt", 0),
+               (const char *[3]){"empty.txt", "empty"});
+    check_dies("no match", die_of_files, (void *)scratch_path("nothing_*.bin"),
+               (const char *[3]){"nothing_*.bin", "no file"});
+    check_dies("a directory", die_of_files, (void *)scratch_path(""), (const char *[3]){"not a regular file"});
+    check_dies("no such file", die_of_files, (void *)scratch_path("gone.bin"),
+               (const char *[3]){"gone.bin", "No such file"});
+    write_tokens("mix_a.bin", 20240520, 1, 40, 2, ids, 40, 0), write_file("mix_b.txt", 30);
+    check_dies("text and ids", die_of_files, (void *)scratch_path("mix_*"),
+               (const char *[3]){"mix_b.txt is text", "mix_a.bin"});
+}
+
+static void die_of_change(void *path) { /* the file changes after it was checked */
+    int out[8];
+    TokenFiles f = files_open("--data", (const char *)path);
+    files_check(&f, 1000);
+    const uint32_t bad = 5000;
+    const int fd = open((const char *)path, O_WRONLY);
+    if (write_at(fd, TOKENS_HEADER + 2 * 3, &bad, 2) != 0) _exit(2);
+    close(fd);
+    files_read(&f, 0, 8, out);
+}
+
+/* Files beyond 2 and 4 GiB: what lies past those offsets is read, and a bad id there is found. */
+static void test_data_large(void) {
+    const uint64_t count[2] = {2200000000u, 1100000000u}; /* 4.4 GB each, all but a few blocks of it a hole */
+    uint32_t ids[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    uint32_t many[20000] = {0};
+    const char *changed = write_tokens("changed.bin", 20240520, 1, 20000, 2, many, 20000, 0);
+    check_dies("a file that changes", die_of_change, (void *)changed,
+               (const char *[3]){"changed.bin: token 3", "id 5000"});
+    for (int wide = 0; wide < 2; wide++) {
+        const int width = wide ? 4 : 2;
+        const char *path = write_tokens(wide ? "large32.bin" : "large16.bin", wide ? 20240801 : 20240520, wide ? 7 : 1,
+                                        (uint32_t)count[wide], width, ids, 0, 0);
+        const int fd = open(path, O_WRONLY);
+        if (truncate(path, (off_t)(TOKENS_HEADER + count[wide] * (uint64_t)width)) != 0) {
+            printf("    skipped: no file of 4.4 GB here: %s\n", strerror(errno));
+            close(fd);
+            return;
+        }
+        const uint64_t at[] = {((uint64_t)1 << 31) / width, ((uint64_t)1 << 32) / width, count[wide] - 3};
+        for (int i = 0; i < 3; i++) {
+            for (uint32_t k = 0; k < 6; k++) { /* around the offset of 2 and 4 GiB, and at the end */
+                const uint32_t id = 100 * (uint32_t)(i + 1) + k;
+                if (write_at(fd, TOKENS_HEADER + (at[i] - 3 + k) * (uint64_t)width, &id, (size_t)width))
+                    die("%s", path);
+            }
+        }
+        TokenFiles f = files_open("--data", path);
+        f.V = 1000;
+        for (int i = 0; i < 3; i++) {
+            int out[6] = {0};
+            files_read(&f, at[i] - 3, 6, out);
+            for (int k = 0; k < 6; k++)
+                check(out[k] == 100 * (i + 1) + k, "token %llu + %d is %d", (unsigned long long)at[i] - 3, k, out[k]);
+        }
+        Data d = data_open_files(&f, 1 << 20, 0, f.count, 0, 0); /* through sample numbers too */
+        int *in = (int *)xcalloc(1 << 20, sizeof(int)), *target = (int *)xcalloc(1 << 20, sizeof(int));
+        data_sample(&d, at[1] >> 20, in, target, NULL);
+        check(in[at[1] & 0xFFFFF] == 203 && target[at[1] & 0xFFFFF] == 204, "the sample past 4 GiB begins with %d",
+              in[at[1] & 0xFFFFF]);
+        free(in), free(target);
+        data_close(&d), files_close(&f);
+        close(fd);
+        if (!wide) {
+            const uint32_t bad = 1001;
+            const int again = open(path, O_WRONLY);
+            if (write_at(again, TOKENS_HEADER + (at[1] + 5) * 2, &bad, 2)) die("%s", path);
+            close(again);
+            check_dies("an id past 4 GiB", die_of_files, (void *)path,
+                       (const char *[3]){"large16.bin: token 2147483653 (byte 4294968330)", "id 1001"});
+        }
+        remove(path);
+    }
+    const char *path = write_file("large.txt", 10); /* text: token i is byte i - 1 */
+    const uint64_t far = ((uint64_t)1 << 32) + 12345;
+    const int fd = open(path, O_WRONLY);
+    if (write_at(fd, far, "xyz", 3)) die("%s", path);
+    close(fd);
+    TokenFiles f = files_open("--data", path);
+    int out[3];
+    files_read(&f, far + 1, 3, out);
+    check(f.count == far + 4 && out[0] == 'x' && out[2] == 'z', "a text past 4 GiB: %d %d %d", out[0], out[1], out[2]);
+    files_close(&f);
+    remove(path);
 }
 
 /* The promises of the recall task, over many sequences: one fact per key, every question at least `distance` after its
@@ -1419,6 +1705,475 @@ static void test_validate(void) {
 }
 
 // ----------------------------------------------------------------------------------------------
+// files: JSON and safetensors
+
+/* 1 if the text is one whole value; its numbers and strings on the way go into what a caller would read. */
+static int json_accepts(const char *text) {
+    Json j = json_begin(text, strlen(text));
+    json_skip(&j);
+    return json_end(&j);
+}
+
+static void test_json(void) {
+    const char *const good[] = {"0",
+                                "-1.5e+10",
+                                "\"\"",
+                                "[]",
+                                "{}",
+                                " [ 1 , [2,{\"a\":null}] , true ] ",
+                                "{\"a\":{\"b\":[false,3]},\"c\":\"\\\"]}\"}"};
+    const char *const bad[] = {"",    "01",        "-",     "1.",        "1e",       "+1",         ".5",
+                               "nul", "[1,]",      "[1 2]", "{\"a\"}",   "{\"a\":}", "{\"a\":1,}", "{a:1}",
+                               "[",   "{\"a\":1",  "\"abc", "\"abc\\\"", "[1]]",     "1 2",        "{\"a\":1]",
+                               "[1}", "[\"a\":1]", "NaN",   "Infinity",  "{,}"};
+    for (int i = 0; i < COUNT(good); i++) check(json_accepts(good[i]), "refused: %s", good[i]);
+    for (int i = 0; i < COUNT(bad); i++) check(!json_accepts(bad[i]), "accepted: %s", bad[i]);
+    char deep[400], text[16], key[16];
+    memset(deep, '[', sizeof deep);
+    deep[199] = 0;
+    check(!json_accepts(deep), "200 open brackets");
+
+    const char *all =
+        "{\"x\": -12.5e1, \"n\":18446744073709551615, \"s\":\"a\\u00e9\\ud83d\\ude00\\n\\\"\",\"l\":[1,2,3]}";
+    Json j = json_begin(all, strlen(all));
+    double x = 0;
+    uint64_t n = 0, sum = 0;
+    for (json_open(&j, '{'); json_key(&j, key, sizeof key);) {
+        if (*key == 'x') json_double(&j, &x);
+        else if (*key == 'n') json_u64(&j, &n);
+        else if (*key == 's') json_string(&j, text, sizeof text);
+        else
+            for (json_open(&j, '['); json_item(&j); sum += n) json_u64(&j, &n);
+    }
+    check(json_end(&j) && x == -125 && sum == 6 && strcmp(text, "a\xC3\xA9\xF0\x9F\x98\x80\n\"") == 0,
+          "%g, %llu, %s: %s", x, (unsigned long long)sum, text, j.error ? j.error : "");
+    const char *const not_u64[] = {"-1", "1.5", "18446744073709551616", "1e3"};
+    for (int i = 0; i < COUNT(not_u64); i++) {
+        j = json_begin(not_u64[i], strlen(not_u64[i]));
+        check(!json_u64(&j, &n), "%s is taken for a whole number", not_u64[i]);
+    }
+    const char *const not_string[] = {"\"0123456789abcdef\"", "\"\\x\"", "\"\\u12\"", "\"\\ud83d\"",
+                                      "\"\\u0000\"",          "\"\t\"",  "3"};
+    for (int i = 0; i < COUNT(not_string); i++) {
+        j = json_begin(not_string[i], strlen(not_string[i]));
+        check(!json_string(&j, text, sizeof text), "%s is taken for a string of 15 bytes", not_string[i]);
+    }
+    for (size_t cut = 0; cut < strlen(all); cut++) { /* a file that was cut anywhere is refused and read no further */
+        char *part = (char *)malloc(cut + 1);
+        memcpy(part, all, cut);
+        j = json_begin(part, cut);
+        json_skip(&j);
+        check(!json_end(&j), "accepted: %.*s", (int)cut, part);
+        free(part);
+    }
+}
+
+/* A safetensors file of this header and this many bytes of data. */
+static const char *write_safetensors(const char *name, uint64_t length, const char *header, size_t data) {
+    const char *path = scratch_path(name);
+    FILE *f = fopen(path, "wb");
+    if (!f) die("%s: cannot write", path);
+    fwrite(&length, 8, 1, f);
+    fputs(header, f);
+    for (size_t i = 0; i < data; i++) fputc((int)i, f);
+    fclose(f);
+    return path;
+}
+
+static void die_of_safetensors(void *path) { safe_open((const char *)path); }
+
+static void test_safetensors(void) {
+    const char *path = scratch_path("round.safetensors");
+    const uint64_t shapes[3][3] = {{2, 3, 4}, {5, 1, 1}, {0, 7, 1}};
+    const double f64[5] = {1, -2.5, 1e300, 0, 3};
+    float f32[24];
+    for (int i = 0; i < 24; i++) f32[i] = (float)i / 7;
+    SafeWriter w = safe_create(path, 5); /* the data in another order than the names */
+    const uint64_t at_a = safe_add(&w, "b", SAFE_F32, 3, shapes[0]), at_b = safe_add(&w, "a", SAFE_F64, 1, shapes[1]);
+    safe_add(&w, "empty", SAFE_I32, 2, shapes[2]);
+    const uint16_t halves[6] = {0x3C00, 0xC100, 0x0001, 0x7C00, 0x3F80, 0xC020};
+    const uint64_t three[1] = {3};
+    const uint64_t at_h = safe_add(&w, "half", SAFE_F16, 1, three), at_bf = safe_add(&w, "bf", SAFE_BF16, 1, three);
+    safe_write_at(&w, at_bf, halves + 3, 6);
+    safe_write_at(&w, at_h, halves, 6);
+    safe_write_at(&w, at_b, f64, sizeof f64);
+    safe_write_at(&w, at_a, f32, sizeof f32);
+    check(safe_finish(&w) == 0 && at_a % 64 == 0, "cannot write");
+    SafeFile f = safe_open(path);
+    const SafeTensor *a = safe_find(&f, "a"), *b = safe_find(&f, "b"), *e = safe_find(&f, "empty"),
+                     *h = safe_find(&f, "half"), *bf = safe_find(&f, "bf");
+    double d[24] = {0};
+    float back[24] = {0};
+    check(f.count == 5 && a && b && e && h && bf && !safe_find(&f, "c") && !safe_find(&f, ""), "%d tensors", f.count);
+    safe_read(&f, b, back);
+    check(b->type == SAFE_F32 && b->dims == 3 && b->shape[2] == 4 && memcmp(back, f32, sizeof f32) == 0, "tensor b");
+    safe_read_doubles(&f, b, 3, 20, d);
+    check(d[0] == (double)f32[3] && d[19] == (double)f32[22], "a part of b, as doubles");
+    safe_read_doubles(&f, a, 0, 5, d);
+    check(a->shape[0] == 5 && memcmp(d, f64, sizeof f64) == 0 && e->begin == e->end, "tensors a and empty");
+    safe_read_doubles(&f, h, 0, 3, d);
+    check(d[0] == 1 && d[1] == -2.5 && d[2] == 0x1p-24, "half: %g %g %g", d[0], d[1], d[2]);
+    safe_read_doubles(&f, bf, 0, 3, d);
+    check(d[0] > 1e36 && d[1] == 1 && d[2] == -2.5, "bfloat16: %g %g %g", d[0], d[1], d[2]);
+    safe_close(&f);
+
+    const struct {
+        const char *header;
+        int data; /* bytes behind it */
+        const char *says[3];
+    } bad[] = {
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 7, {"end at byte 8", "file at 7"}},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 9, {"end at byte 8", "file at 9"}},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, {"tensor a", "0 .. 8", "shape"}},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, {"tensor a", "8 .. 0"}},
+        {"{\"a\":{\"dtype\":\"F31\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, {"tensor a", "\"F31\"", "unknown"}},
+        {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,8]}}", 8, {"tensor a", "one shape"}},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8,8]}}", 8, {"tensor a", "two data_offsets"}},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}",
+         0,
+         {"tensor a", "shape"}},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904],\"data_offsets\":[0,0]}}",
+         0,
+         {"tensor a", "shape"}},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4, {"header, byte", "whole number"}},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}",
+         4,
+         {"tensor a", "more than 8"}},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_"
+         "offsets\":[1,3]}}",
+         3,
+         {"tensor b", "begins at byte 1", "ends at 2"}},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_"
+         "offsets\":[3,5]}}",
+         5,
+         {"tensor b", "begins at byte 3", "ends at 2"}},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_"
+         "offsets\":[1,2]}}",
+         2,
+         {"tensor a", "twice"}},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}", 1, {"header, byte"}},
+        {"[]", 0, {"header, byte 0", "object"}},
+        {"{} x", 0, {"header, byte 3", "more text"}},
+    };
+    for (int i = 0; i < COUNT(bad); i++) {
+        path = write_safetensors("bad.safetensors", strlen(bad[i].header), bad[i].header, (size_t)bad[i].data);
+        check_dies(bad[i].header, die_of_safetensors, (void *)path, bad[i].says);
+    }
+    const char *promise[3] = {"bad.safetensors", "promise a header of", "2 follow"};
+    path = write_safetensors("bad.safetensors", (uint64_t)1 << 62, "{}", 0);
+    check_dies("a header of 4 EB", die_of_safetensors, (void *)path, promise);
+    path = write_safetensors("bad.safetensors", 3, "{}", 0);
+    check_dies("a header one byte too long", die_of_safetensors, (void *)path, promise);
+    check_dies("7 bytes", die_of_safetensors, (void *)write_file("bad.safetensors", 7), (const char *[3]){"7 bytes"});
+    const char *metadata = "{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"shape\":[],\"dtype\":\"U8\",\"data_"
+                           "offsets\":[0,1],\"new\":[{}]}}";
+    f = safe_open(write_safetensors("good.safetensors", strlen(metadata), metadata, 1));
+    check(f.count == 1 && f.tensors[0].dims == 0, "metadata and unknown keys are skipped");
+    safe_close(&f);
+}
+
+// ----------------------------------------------------------------------------------------------
+// checkpoints
+
+static void remove_tree(const char *path) {
+    char command[600];
+    snprintf(command, sizeof command, "rm -rf '%s'", path);
+    if (system(command) != 0) die("%s: cannot remove", path);
+}
+
+static int count_entries(const char *path) {
+    int n = 0;
+    DIR *d = opendir(path);
+    for (struct dirent *e; d && (e = readdir(d)) != NULL;)
+        n += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    if (d) closedir(d);
+    return n;
+}
+
+/* What is saved comes back bit for bit, and only into the model it came from. */
+static const char *saved_at;
+static void die_of_load(void *trial) { checkpoint_load(&((Trial *)trial)->m, saved_at); }
+static void die_of_state(void *path) { state_read((const char *)path); }
+
+static void test_checkpoint(void) {
+    char dir[300], file[400];
+    snprintf(dir, sizeof dir, "%s", scratch_path("checkpoint"));
+    const char *const options[][2] = {{"data", "a \"quoted\\\" name\n"}, {"lr", "0.001"}};
+    for (int family = 0; family < NUM_FAMILIES; family++) {
+        const ModelConfig config = tiny_config((Family)family, 2);
+        const TrainConfig run = tiny_run(16, 1, 8, 8);
+        Trial *a = trial_new(&config, &run), *b = trial_new(&config, &run);
+        const RunState state = {7, (uint64_t)1 << 40, 123, 456};
+        trial_gradients(a);
+        step_update(&a->m, 0.01, 0.1, 1, 1);
+        for (size_t i = 0; i < b->m.num_params; i++) b->m.params[i] = b->m.m[i] = b->m.v[i] = (floatX)NAN;
+        remove_tree(dir);
+        close(checkpoint_open_dir(dir));
+        check(checkpoint_save(&a->m, dir, &state, options, 2, 2) == 0 && checkpoint_latest(dir, INT32_MAX) == 7,
+              "cannot save");
+        snprintf(file, sizeof file, "%s/step-00000007", dir);
+        checkpoint_load(&b->m, file);
+        check(memcmp(a->m.params, b->m.params, a->m.num_params * sizeof(floatX)) == 0 &&
+                  memcmp(a->m.m, b->m.m, a->m.num_params * sizeof(floatX)) == 0 &&
+                  memcmp(a->m.v, b->m.v, a->m.num_params * sizeof(floatX)) == 0,
+              "%s: what comes back differs", family_names[family]);
+        SavedState s = state_read(file);
+        check(s.run.step == 7 && s.run.sample == (uint64_t)1 << 40 && s.run.tokens == 123 && s.run.data_tokens == 456 &&
+                  s.count == 2 && strcmp(s.options[0], "--data=a \"quoted\\\" name\n") == 0,
+              "state.json: step %d, %d options, %s", s.run.step, s.count, s.count ? s.options[0] : "");
+        for (int i = 0; i < NUM_CONFIG_FIELDS; i++)
+            check(s.model[i] == config_get(&config, i), "state.json: %s is %g", config_fields[i].name, s.model[i]);
+        state_free(&s);
+
+        ModelConfig other = config; /* another model is refused, by the name of what differs */
+        saved_at = file;
+        other.L = 2;
+        Trial *fewer = trial_new(&other, &run);
+        check_dies("fewer layers", die_of_load, fewer, (const char *[3]){"weights.safetensors", "another model"});
+        other.L = 4;
+        Trial *more = trial_new(&other, &run);
+        check_dies("more layers", die_of_load, more, (const char *[3]){"layer.3.", "missing"});
+        other = config;
+        other.F += 2;
+        Trial *wider = trial_new(&other, &run);
+        check_dies("a wider MLP", die_of_load, wider, (const char *[3]){"layer.0.w", "another model"});
+        char part[500];
+        snprintf(part, sizeof part, "%s/optimizer.safetensors", file);
+        if (truncate(part, 5000) != 0) die("%s", part);
+        check_dies("half an optimizer", die_of_load, b, (const char *[3]){"optimizer.safetensors", "byte"});
+        remove(part);
+        check_dies("no optimizer state", die_of_load, b, (const char *[3]){"optimizer.safetensors", "No such file"});
+        trial_free(a), trial_free(b), trial_free(fewer), trial_free(more), trial_free(wider);
+    }
+    snprintf(file, sizeof file, "%s/step-00000007/state.json", dir);
+    FILE *f = fopen(file, "r");
+    char text[4096];
+    const size_t n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    snprintf(dir, sizeof dir, "%s/checkpoint/step-00000007", scratch_dir);
+    for (size_t cut = 0; cut < n - 1; cut += 1 + cut / 20) { /* without its last newline it is still whole */
+        if (truncate(file, (off_t)(n - 2 - cut)) != 0) die("%s", file);
+        check_dies("half a state.json", die_of_state, dir, (const char *[3]){"state.json"});
+    }
+}
+
+/* The machine stops, or the disk is full, at every single system call of a save: afterwards there is a checkpoint, the old
+   one or the new one, and it is whole. */
+static void test_checkpoint_faults(void) {
+    const ModelConfig config = tiny_config(FAMILY_QWEN3, 2);
+    const TrainConfig run = tiny_run(16, 1, 8, 8);
+    const char *const options[][2] = {{"lr", "0.001"}};
+    Trial *t = trial_new(&config, &run), *back = trial_new(&config, &run);
+    const size_t bytes = t->m.num_params * sizeof(floatX);
+    for (size_t i = 0; i < t->m.num_params; i++) t->m.m[i] = t->m.v[i] = (floatX)i;
+    floatX *first = (floatX *)xcalloc(t->m.num_params, sizeof(floatX));
+    memcpy(first, t->m.params, bytes);
+    for (int stops = 0; stops < 2; stops++) {
+        int points = 0, kept_old = 0;
+        for (int at = 1;; at++) {
+            char dir[300], path[400];
+            snprintf(dir, sizeof dir, "%s", scratch_path("faults"));
+            remove_tree(dir);
+            close(checkpoint_open_dir(dir));
+            RunState state = {1, 10, 100, 0};
+            memcpy(t->m.params, first, bytes);
+            check(checkpoint_save(&t->m, dir, &state, options, 1, 1) == 0, "the first checkpoint");
+            fflush(stdout);
+            const pid_t child = fork();
+            if (child == 0) {
+                state.step = 2;
+                for (size_t i = 0; i < t->m.num_params; i++) t->m.params[i] += 1;
+                fault_stops = stops;
+                fault_count = 0;
+                fault_at = at;
+                const int error = checkpoint_save(&t->m, dir, &state, options, 1, 1);
+                _exit(fault_count < at ? 77 : error ? 1 : 0);
+            }
+            int status = 0;
+            waitpid(child, &status, 0);
+            const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+            check(code == 77 || (stops ? code == 9 : code == 0 || code == 1), "call %d: status %d", at, code);
+            const int latest = checkpoint_latest(dir, INT32_MAX);
+            close(checkpoint_open_dir(dir)); /* the next start sweeps up */
+            check(latest == 1 || latest == 2, "call %d: the newest checkpoint is of step %d", at, latest);
+            check(code != 0 || latest == 2, "call %d: saved without an error, and is not there", at);
+            check(count_entries(dir) <= 2 && checkpoint_latest(dir, INT32_MAX) == latest,
+                  "call %d: %d entries are left", at, count_entries(dir));
+            checkpoint_path(path, dir, "step-", latest);
+            checkpoint_load(&back->m, path);
+            SavedState s = state_read(path);
+            int same = s.run.step == latest;
+            for (size_t i = 0; i < t->m.num_params; i++)
+                same &= back->m.params[i] == first[i] + (latest == 2) && back->m.v[i] == (floatX)i;
+            check(same, "call %d: the checkpoint of step %d is not what was saved", at, latest);
+            state_free(&s);
+            kept_old += latest == 1;
+            points = at - 1;
+            if (code == 77 || failed_here) break;
+        }
+        check(points > 20 && kept_old > 10, "only %d calls, %d of them before the new checkpoint was there", points,
+              kept_old);
+        printf("    %s at each of %d system calls: %d times the old checkpoint is left, else the new one\n",
+               stops ? "stopped" : "a full disk", points, kept_old);
+    }
+    free(first);
+    trial_free(t), trial_free(back);
+}
+
+// ----------------------------------------------------------------------------------------------
+// sampling
+
+/* One token at a time is the same forward: after each token, the final activations are those of a whole forward, bit
+   for bit; what is drawn without chance is what that forward finds likeliest. Training afterwards is unchanged. */
+static void test_sample(void) {
+    for (int family = 0; family < NUM_FAMILIES; family++) {
+        for (int P = 1; P <= 16; P += 5) {
+            const ModelConfig config = tiny_config((Family)family, 3);
+            const int T = 45, V = config.V, C = config.C;
+            TrainConfig run = tiny_run(T, 2, 2 * P, P);
+            run.prompt = "1";
+            Trial *t = trial_new(&config, &run);
+            run = tiny_run(T, 1, T, P); /* the forward of a sequence in one chunk, with pages of the same size */
+            Trial *whole = trial_new(&config, &run);
+            Candidate *c = t->batch.candidates;
+            const Sampler greedy = {0, 0};
+            Rng rng = rng_stream(22, 0, 0);
+            int tokens[45], guesses[45], targets[45], other[45];
+            for (int i = 0; i < T; i++) tokens[i] = (int)rng_below(&rng, V), targets[i] = 0;
+            const int prompt = 1 + (int)rng_below(&rng, 3 * P);
+            memory_poison(&t->mem);
+            sample_tokens(&t->m, tokens, prompt, T, &greedy, &rng, c);
+            sequence_step(&whole->m, tokens, targets, 0, 0, NULL, guesses, &whole->progress);
+            for (int i = prompt; i < T; i++)
+                check(tokens[i] == guesses[i - 1], "%s, page %d: token %d is %d, not the likeliest, %d",
+                      family_names[family], P, i, tokens[i], guesses[i - 1]);
+            for (int n = 2; n < T; n += 7) { /* the last of n tokens, whether it came alone or with the prompt */
+                memcpy(other, tokens, sizeof tokens);
+                sample_tokens(&t->m, other, n / 2, n + 1, &greedy, &rng, c);
+                if (n / 2 < prompt)
+                    memcpy(other, tokens, sizeof tokens), sample_tokens(&t->m, other, n, n + 1, &greedy, &rng, c);
+                check(memcmp(t->m.lnf, whole->m.lnf + (size_t)(n - 1) * C, C * sizeof(floatX)) == 0,
+                      "%s, page %d: after %d tokens a sample is not where a forward is", family_names[family], P, n);
+            }
+            check(pages_in_use(&t->m.pages) == 0, "a sample keeps %d pages", pages_in_use(&t->m.pages));
+            run = tiny_run(T, 2, 2 * P, P);
+            Trial *fresh = trial_new(&config, &run);
+            memcpy(t->batch.inputs, fresh->batch.inputs, sizeof(int) * 2 * T);
+            check_same_bits("training after a sample", t, fresh);
+            trial_free(t), trial_free(whole), trial_free(fresh);
+        }
+    }
+}
+
+/* Frequencies follow exp(logit / temperature); top_k and ties; text that is safe to print. */
+static void test_sampler(void) {
+    enum { V = 5, N = 200000 };
+    const float logits[V] = {0, 1, 2, 1, -50};
+    Candidate c[V];
+    Rng rng = rng_stream(23, 0, 0);
+    const Sampler samplers[] = {{1, 0}, {0.5, 0}, {1, 2}, {1, 3}, {1, 5}};
+    for (int k = 0; k < COUNT(samplers); k++) {
+        double p[V], sum = 0;
+        int count[V] = {0};
+        for (int i = 0; i < V; i++) { /* among the first two of logits 2, 1, 1 the tie goes to the lower id */
+            const int in = samplers[k].top_k == 0 || samplers[k].top_k == 5 || i == 2 || i == 1 ||
+                           (samplers[k].top_k == 3 && i == 3);
+            p[i] = in ? exp((double)logits[i] / samplers[k].temperature) : 0;
+            sum += p[i];
+        }
+        for (int n = 0; n < N; n++) {
+            for (int i = 0; i < V; i++) c[i].p = logits[i], c[i].id = i;
+            count[sampler_pick(&samplers[k], c, V, &rng)]++;
+        }
+        for (int i = 0; i < V; i++) { /* 5 standard deviations of a binomial */
+            const double want = p[i] / sum, bound = 5 * sqrt(want * (1 - want) / N) + 1e-9;
+            check(fabs((double)count[i] / N - want) <= bound, "sampler %d: token %d has frequency %g, not %g", k, i,
+                  (double)count[i] / N, want);
+        }
+    }
+    const float extreme[3] = {1e30f, -1e30f, 1e30f};
+    for (int i = 0; i < 3; i++) c[i].p = extreme[i], c[i].id = i;
+    const Sampler cold = {1e-6, 0}, zero = {0, 0};
+    check(sampler_pick(&zero, c, 3, &rng) == 0, "of two likeliest tokens the lower id");
+    check(sampler_pick(&cold, c, 3, &rng) != 1, "a logit of -1e30 is drawn");
+
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    const char *raw = "a\n\x1b[2J\x7f\xC3\xA9\xC2\x9B\xFF\xE2\x82\xAC\xED\xA0\x80\xC0\x80\xE2\x82";
+    print_text(f, (const unsigned char *)raw, (int)strlen(raw));
+    fclose(f);
+    check(strcmp(text, "a\n\\x1b[2J\\x7f\xC3\xA9\\xc2\\x9b\\xff\xE2\x82\xAC\\xed\\xa0\\x80\\xc0\\x80\\xe2\\x82") == 0,
+          "printed: %s", text);
+    free(text);
+}
+
+// ----------------------------------------------------------------------------------------------
+// plans
+
+/* Flops of products are those of the schedule's matrix products, to the last one; pairs are those of causal attention. */
+static void test_work(void) {
+    for (int family = 0; family < NUM_FAMILIES; family++) {
+        for (int i = 0; i < 16; i++) {
+            const ModelConfig config = tiny_config((Family)family, 3);
+            TrainConfig run = tiny_run(i & 1 ? 97 : 64, 2, i & 2 ? 16 : 128, 8);
+            run.carry = i & 4 ? CARRY_NONE : CARRY_EXACT;
+            run.recompute = i & 8 ? RECOMPUTE_LAYER : RECOMPUTE_CHUNK;
+            Trial *t = trial_new(&config, &run);
+            for (int train = 0; train < 2; train++) {
+                double products = 0, read = 0, written = 0;
+                gemm_flops = 0;
+                if (train) trial_gradients(t);
+                else sequence_step(&t->m, t->batch.inputs, t->batch.targets, 0, 0, NULL, NULL, &t->progress);
+                for (int k = 0, n = sequence_schedule(&t->m, train); k < n; k++) {
+                    Work w[WORK_KINDS];
+                    step_work(&t->m, &t->m.schedule[k], w);
+                    for (int j = 0; j < WORK_KINDS; j++) {
+                        products += w[j].products;
+                        read += w[j].pages_read;
+                        written += w[j].pages_written;
+                    }
+                }
+                check(products == gemm_flops, "%s, case %d, train %d: %g flops planned, %g done", family_names[family],
+                      i, train, products, gemm_flops);
+                check(written > 0 && read >= written, "pages: %g bytes read, %g written", read, written);
+            }
+            double pairs = 0, counted = 0;
+            for (int ck = 0; ck < t->m.N; ck++) pairs += work_pairs(&t->m, chunks_range(run.T, t->m.chunk_size, ck), 1);
+            for (int q = 0; q < run.T; q++) counted += 2.0 * (q + 1);
+            check(pairs == counted, "%g pairs of query and key, not %g", pairs, counted);
+            trial_free(t);
+        }
+    }
+}
+
+static void write_text(const char *name, const char *text) {
+    FILE *f = fopen(scratch_path(name), "w");
+    if (!f || fputs(text, f) < 0 || fclose(f) != 0) die("%s: cannot write", name);
+}
+
+/* Limits of a container, from files like those of the system: the least on the way up counts. */
+static void test_cgroup(void) {
+    char root[300], self[300];
+    snprintf(root, sizeof root, "%s", scratch_path("cgroup"));
+    snprintf(self, sizeof self, "%s", scratch_path("self"));
+    mkdir(root, 0777), mkdir(scratch_path("cgroup/a"), 0777), mkdir(scratch_path("cgroup/a/b"), 0777);
+    write_text("self", "3:cpu:/elsewhere\n0::/a/b\n");
+    check(cgroup_limit(root, self, "cpu.max") == UINT64_MAX, "no files, no limit");
+    write_text("cgroup/a/b/cpu.max", "max 100000\n");
+    check(cgroup_limit(root, self, "cpu.max") == UINT64_MAX, "max is no limit");
+    write_text("cgroup/a/cpu.max", "250000 100000\n");
+    check(cgroup_limit(root, self, "cpu.max") == 3, "two and a half processors are three threads");
+    write_text("cgroup/cpu.max", "150000 100000\n");
+    write_text("cgroup/a/b/memory.max", "1000000\n");
+    check(cgroup_limit(root, self, "cpu.max") == 2 && cgroup_limit(root, self, "memory.max") == 1000000,
+          "the least counts");
+    write_text("self", "0::/\n");
+    check(cgroup_limit(root, self, "cpu.max") == 2, "at the root of a container");
+    check(cgroup_limit(root, scratch_path("no such file"), "cpu.max") == 2, "no name of the group");
+}
+
+// ----------------------------------------------------------------------------------------------
 // the program, as a user meets it
 
 #ifndef PROGRAM
@@ -1478,7 +2233,7 @@ static void test_bad_input(void) {
         {"--data", "", {"--data", "needs a value"}},
         {"--data=", "", {"--data", "empty"}},
         {"--data", "dir", {"not a regular file"}},
-        {"--data", "empty", {"empty", "needs 4097"}},
+        {"--data", "empty", {"/empty", ": empty"}},
         {"-T 256 -B 2 --data", "exact", {"512 tokens", "needs 513"}},
         {"-T 50 --chunk 64 -n 1 --val /nonexistent --data", "small", {"/nonexistent", "No such file"}},
         {"-n 1 --log", "dir", {"--log", "cannot open"}},
@@ -1681,8 +2436,19 @@ static const Test tests[] = {
     {"pages", test_pages, 1},
     {"lr", test_lr, 1},
     {"data_bytes", test_data_bytes, 1},
+    {"data_shards", test_data_shards, 1},
+    {"data_hostile", test_data_hostile, 1},
+    {"data_large", test_data_large, 1},
     {"data_recall", test_data_recall, 1},
     {"validate", test_validate, 3},
+    {"json", test_json, 1},
+    {"safetensors", test_safetensors, 1},
+    {"checkpoint", test_checkpoint, 3},
+    {"checkpoint_faults", test_checkpoint_faults, 1},
+    {"sample", test_sample, 3},
+    {"sampler", test_sampler, 1},
+    {"work", test_work, 3},
+    {"cgroup", test_cgroup, 1},
     {"bad_input", test_bad_input, 1},
     {"help", test_help, 1},
     {"same_log", test_same_log, 1},

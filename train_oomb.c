@@ -34,11 +34,16 @@
    or pages between them, never a sum. */
 #include "kernels/gemm.h"
 #include "oomb/args.h"
+#include "oomb/checkpoint.h"
 #include "oomb/dataloader.h"
 #include "oomb/logger.h"
 #include "oomb/memory.h"
 #include "oomb/pages.h"
+#include "oomb/safetensors.h"
+#include "oomb/sampler.h"
 #include "oomb/tensors.h"
+
+#include <signal.h>
 
 enum {
     COLUMN_BLOCK = 64, /* columns that one thread takes of a sum over rows */
@@ -242,19 +247,20 @@ static inline size_t page_tile(int slot, int h, int NKV, int P, int HD) {
     return ((size_t)slot * NKV + h) * P * HD;
 }
 
-/* The chunk's pages of layer l in kpages, vpages = k, v (B, Tc, NKV, HD). Rows past the end of a short page
-   become zero: a masked weight of 0 times whatever was there could be NaN. */
+/* Positions t0 .. t0+Tc-1 of layer l in kpages, vpages = k, v (B, Tc, NKV, HD). What stands before t0 in its page
+   (sampling goes on there) stays; rows past the end of a short page become zero: a masked weight of 0 times
+   whatever was there could be NaN. */
 static void page_write(floatX *kpages, floatX *vpages, const floatX *k, const floatX *v, const PageTable *pages, int l,
                        int t0, int Tc, int NKV, int HD) {
-    const int P = pages->P, p0 = t0 / P, n = (int)ceil_div(Tc, P);
+    const int P = pages->P, p0 = t0 / P, n = (int)ceil_div((size_t)t0 + Tc, P) - p0;
     const size_t row = (size_t)HD * sizeof(floatX);
 #pragma omp parallel for collapse(3) if ((size_t)pages->B * Tc * NKV * HD > FEW)
     for (int b = 0; b < pages->B; b++) {
         for (int p = 0; p < n; p++) {
             for (int h = 0; h < NKV; h++) {
                 size_t tile = page_tile(pages->kv_slot[pages_row(pages, l, b) + p0 + p], h, NKV, P, HD);
-                for (int j = 0; j < P; j++) {
-                    int t = p * P + j;
+                for (int j = p == 0 ? t0 % P : 0; j < P; j++) {
+                    int t = p * P + j - t0 % P;
                     size_t from = (((size_t)b * Tc + t) * NKV + h) * HD, to = tile + (size_t)j * HD;
                     if (t < Tc) {
                         memcpy(kpages + to, k + from, row);
@@ -269,19 +275,20 @@ static void page_write(floatX *kpages, floatX *vpages, const floatX *k, const fl
     }
 }
 
-/* dk, dv (B, Tc, NKV, HD) = the chunk's pages of layer l in dkpages, dvpages. */
-static void page_read_grad(floatX *dk, floatX *dv, const floatX *dkpages, const floatX *dvpages, const PageTable *pages,
-                           int l, int t0, int Tc, int NKV, int HD) {
+/* k, v (B, Tc, NKV, HD) = the chunk's pages of layer l in kpages, vpages; or the same for the gradients. slots: the
+   pair of pools that is meant, pages->kv_slot or pages->dkv_slot. */
+static void page_read(floatX *k, floatX *v, const floatX *kpages, const floatX *vpages, const PageTable *pages,
+                      const int *slots, int l, int t0, int Tc, int NKV, int HD) {
     const int P = pages->P, p0 = t0 / P;
     const size_t row = (size_t)HD * sizeof(floatX);
 #pragma omp parallel for collapse(2) if ((size_t)pages->B * Tc * NKV * HD > FEW)
     for (int b = 0; b < pages->B; b++) {
         for (int t = 0; t < Tc; t++) {
             for (int h = 0; h < NKV; h++) {
-                size_t tile = page_tile(pages->dkv_slot[pages_row(pages, l, b) + p0 + t / P], h, NKV, P, HD);
+                size_t tile = page_tile(slots[pages_row(pages, l, b) + p0 + t / P], h, NKV, P, HD);
                 size_t from = tile + (size_t)(t % P) * HD, to = (((size_t)b * Tc + t) * NKV + h) * HD;
-                memcpy(dk + to, dkpages + from, row);
-                memcpy(dv + to, dvpages + from, row);
+                memcpy(k + to, kpages + from, row);
+                memcpy(v + to, vpages + from, row);
             }
         }
     }
@@ -710,6 +717,12 @@ typedef struct {
     floatX *gate, *up, *act;     // (BTc, F) each; gate with swiglu only
 } LayerActs;
 
+/* --dump: every intermediate of one step goes into a safetensors file as it is made. */
+typedef struct {
+    SafeWriter file;
+    char path[MAX_PATH_BYTES]; /* the file under its temporary name */
+} Dump;
+
 typedef struct {
     ModelConfig config;
     int T, B, chunk_size, P, N; // N chunks
@@ -744,6 +757,7 @@ typedef struct {
     double *norm_partial;       // (num_params / OPTIMIZER_BLOCK, rounded up)
 
     ChunkStep *schedule; // (chunks_max_steps(N))
+    Dump *dump;          // NULL: not now
 } Model;
 
 /* A buffer of floatX: where its pointer goes, its name in the ledger, its elements (0: not needed). */
@@ -763,44 +777,57 @@ static void buffers_alloc(Memory *mem, const char *group, const char *option, Li
     }
 }
 
+/* The fields of LayerActs: elements per token (0: this model has none), and whether the heads come before the tokens,
+   as (B, width, Tc), instead of (B, Tc, width). */
+typedef struct {
+    const char *name;
+    size_t field, width;
+    int heads_first;
+} ActField;
+
+enum { NUM_ACTS = 18 };
+
+static void acts_describe(const ModelConfig *c, ActField *out) {
+    const size_t C = c->C, QD = (size_t)c->NH * c->HD, KD = (size_t)c->NKV * c->HD, F = c->F;
+    const size_t layernorm = c->norm == NORM_LAYERNORM, swiglu = c->mlp == MLP_SWIGLU, qk_norm = c->qk_norm != 0;
+    const ActField table[NUM_ACTS] = {
+        {"x", offsetof(LayerActs, x), C, 0},
+        {"mean1", offsetof(LayerActs, mean1), layernorm, 0},
+        {"rstd1", offsetof(LayerActs, rstd1), 1, 0},
+        {"ln1", offsetof(LayerActs, ln1), C, 0},
+        {"qraw", offsetof(LayerActs, qraw), qk_norm * QD, 0},
+        {"rstdq", offsetof(LayerActs, rstdq), qk_norm * c->NH, 0},
+        {"kraw", offsetof(LayerActs, kraw), qk_norm * KD, 0},
+        {"rstdk", offsetof(LayerActs, rstdk), qk_norm * c->NKV, 0},
+        {"q", offsetof(LayerActs, q), QD, 0},
+        {"attn", offsetof(LayerActs, attn), QD, 0},
+        {"lse", offsetof(LayerActs, lse), c->NH, 1},
+        {"xmid", offsetof(LayerActs, xmid), C, 0},
+        {"mean2", offsetof(LayerActs, mean2), layernorm, 0},
+        {"rstd2", offsetof(LayerActs, rstd2), 1, 0},
+        {"ln2", offsetof(LayerActs, ln2), C, 0},
+        {"gate", offsetof(LayerActs, gate), swiglu * F, 0},
+        {"up", offsetof(LayerActs, up), F, 0},
+        {"act", offsetof(LayerActs, act), F, 0},
+    };
+    memcpy(out, table, sizeof table);
+}
+
+static floatX **acts_field(LayerActs *a, const ActField *f) { return (floatX **)((char *)a + f->field); }
+
 static const char *const CHUNK_GROUP = "activations of a chunk", *const CHUNK_OPTION =
                                                                      "--chunk, --batch, --recompute layer";
 
 /* acts (L): x for every layer; the rest for every layer, or with --recompute layer once for all. */
 static void acts_alloc(LayerActs *acts, const ModelConfig *c, Memory *mem, size_t BTc, Recompute recompute) {
-    const size_t C = c->C, QD = (size_t)c->NH * c->HD, KD = (size_t)c->NKV * c->HD, F = c->F;
-    const size_t layernorm = c->norm == NORM_LAYERNORM, swiglu = c->mlp == MLP_SWIGLU, qk_norm = c->qk_norm != 0;
-    const struct {
-        const char *name;
-        size_t field, n;
-    } table[] = {
-        {"x", offsetof(LayerActs, x), BTc * C},
-        {"mean1", offsetof(LayerActs, mean1), layernorm * BTc},
-        {"rstd1", offsetof(LayerActs, rstd1), BTc},
-        {"ln1", offsetof(LayerActs, ln1), BTc * C},
-        {"qraw", offsetof(LayerActs, qraw), qk_norm * BTc * QD},
-        {"rstdq", offsetof(LayerActs, rstdq), qk_norm * BTc * c->NH},
-        {"kraw", offsetof(LayerActs, kraw), qk_norm * BTc * KD},
-        {"rstdk", offsetof(LayerActs, rstdk), qk_norm * BTc * c->NKV},
-        {"q", offsetof(LayerActs, q), BTc * QD},
-        {"attn", offsetof(LayerActs, attn), BTc * QD},
-        {"lse", offsetof(LayerActs, lse), BTc * c->NH},
-        {"xmid", offsetof(LayerActs, xmid), BTc * C},
-        {"mean2", offsetof(LayerActs, mean2), layernorm * BTc},
-        {"rstd2", offsetof(LayerActs, rstd2), BTc},
-        {"ln2", offsetof(LayerActs, ln2), BTc * C},
-        {"gate", offsetof(LayerActs, gate), swiglu * BTc * F},
-        {"up", offsetof(LayerActs, up), BTc * F},
-        {"act", offsetof(LayerActs, act), BTc * F},
-    };
-    for (int i = 0; i < COUNT(table); i++) {
-        size_t copies = recompute == RECOMPUTE_CHUNK || i == 0 ? (size_t)c->L : 1;
+    ActField table[NUM_ACTS];
+    acts_describe(c, table);
+    for (int i = 0; i < NUM_ACTS; i++) {
+        size_t copies = recompute == RECOMPUTE_CHUNK || i == 0 ? (size_t)c->L : 1, n = BTc * table[i].width;
         floatX *base;
-        Buffer b = {&base, table[i].name, copies * table[i].n};
+        Buffer b = {&base, table[i].name, copies * n};
         buffers_alloc(mem, CHUNK_GROUP, CHUNK_OPTION, MEMORY_SCRATCH, &b, 1);
-        for (int l = 0; l < c->L; l++) {
-            *(floatX **)((char *)&acts[l] + table[i].field) = base ? base + (copies > 1 ? l * table[i].n : 0) : NULL;
-        }
+        for (int l = 0; l < c->L; l++) *acts_field(&acts[l], &table[i]) = base ? base + (copies > 1 ? l * n : 0) : NULL;
     }
 }
 
@@ -928,6 +955,84 @@ static LayerView layer_view(const Model *m, floatX *base, int l) {
 }
 
 // ----------------------------------------------------------------------------------------------
+// dump: what a debugger wants to see of a step. Names are those of this file, with the layer and the chunk's first
+// position: "layer.3.q.t512". Shapes are (B, Tc, width), gradients of parameters (rows, cols).
+
+static const SafeType FLOATX_TYPE = sizeof(floatX) == 4 ? SAFE_F32 : SAFE_F64;
+
+/* Reserves "layer.<l>.<name>.t<t0>", (B, Tc, width); l -1: no layer. Returns its place in the file. */
+static uint64_t dump_add(Model *m, const char *name, SafeType type, int l, ChunkRange range, size_t width) {
+    char full[SAFE_NAME], layer[32] = "";
+    const uint64_t shape[] = {(uint64_t)m->B, (uint64_t)range.Tc, width};
+    if (l >= 0) snprintf(layer, sizeof layer, "layer.%d.", l);
+    snprintf(full, sizeof full, "%s%s.t%d", layer, name, range.t0);
+    return safe_add(&m->dump->file, full, type, 3, shape);
+}
+
+/* x (B, Tc, width), when a dump is being made */
+static void dump_rows(Model *m, const char *name, int l, ChunkRange range, const floatX *x, size_t width) {
+    if (!m->dump || !x) return;
+    const uint64_t at = dump_add(m, name, FLOATX_TYPE, l, range, width);
+    safe_write_at(&m->dump->file, at, x, (size_t)m->B * range.Tc * width * sizeof(floatX));
+}
+
+/* x (B, heads, Tc), written as (B, Tc, heads): the tokens of a dump are always its second dimension */
+static void dump_heads(Model *m, const char *name, int l, ChunkRange range, const floatX *x, int heads) {
+    if (!m->dump || !x) return;
+    const size_t Tc = range.Tc, n = (size_t)m->B * Tc * heads;
+    floatX *rows = (floatX *)xcalloc(n, sizeof(floatX));
+    for (size_t i = 0; i < n; i++) rows[i] = x[(i / heads / Tc * heads + i % heads) * Tc + i / heads % Tc];
+    dump_rows(m, name, l, range, rows, heads);
+    free(rows);
+}
+
+/* columns t0 .. t0+Tc-1 of x (B, T) */
+static void dump_ids(Model *m, const char *name, ChunkRange range, const int *x) {
+    if (!m->dump) return;
+    const uint64_t at = dump_add(m, name, SAFE_I32, -1, range, 1);
+    const size_t row = (size_t)range.Tc * sizeof(int);
+    for (int b = 0; b < m->B; b++) safe_write_at(&m->dump->file, at + b * row, x + (size_t)b * m->T + range.t0, row);
+}
+
+/* Layer l's activations, and its K, V out of their pages, where the fill may have written them. */
+static void dump_layer(Model *m, int l, ChunkRange range) {
+    const ModelConfig *c = &m->config;
+    ActField table[NUM_ACTS];
+    if (!m->dump) return;
+    acts_describe(c, table);
+    for (int i = 0; i < NUM_ACTS; i++) {
+        const floatX *x = *acts_field(&m->acts[l], &table[i]);
+        if (table[i].heads_first) dump_heads(m, table[i].name, l, range, x, (int)table[i].width);
+        else dump_rows(m, table[i].name, l, range, x, table[i].width);
+        if (strcmp(table[i].name, "q") != 0) continue; /* the order of the file is that of the computation */
+        page_read(m->kchunk, m->vchunk, m->kpages, m->vpages, &m->pages, m->pages.kv_slot, l, range.t0, range.Tc,
+                  c->NKV, c->HD);
+        dump_rows(m, "k", l, range, m->kchunk, (size_t)c->NKV * c->HD);
+        dump_rows(m, "v", l, range, m->vchunk, (size_t)c->NKV * c->HD);
+    }
+}
+
+static void dump_params(Model *m) {
+    for (int id = 0; m->dump && id < NUM_TENSORS; id++) {
+        const uint64_t shape[] = {m->tensors[id].rows, m->tensors[id].cols};
+        for (int l = 0; l < tensor_copies(m->tensors, m->config.L, id); l++) {
+            char full[SAFE_NAME], layer[32] = "";
+            if (m->tensors[id].per_layer) snprintf(layer, sizeof layer, "layer.%d.", l);
+            snprintf(full, sizeof full, "%sd%s", layer, m->tensors[id].name);
+            const uint64_t at = safe_add(&m->dump->file, full, FLOATX_TYPE, 2, shape);
+            safe_write_at(&m->dump->file, at, tensor(m, m->grads, (TensorId)id, l),
+                          shape[0] * shape[1] * sizeof(floatX));
+        }
+    }
+}
+
+/* Tensors of a whole dump, at most. */
+static size_t dump_max_tensors(const Model *m) {
+    const size_t per_layer = NUM_ACTS + 2 /* k, v */ + 14 /* layer_backward */, per_chunk = 16;
+    return m->N * (m->config.L * per_layer + per_chunk) + (size_t)m->config.L * NUM_TENSORS;
+}
+
+// ----------------------------------------------------------------------------------------------
 // a layer, forward and backward: two lists of the same calls, mirrored
 
 /* What a forward does about the chunk's keys and values. */
@@ -994,28 +1099,42 @@ static void layer_backward(Model *m, int l, ChunkRange range) {
 
     /* next = xmid + act wdown^T: m->dx is the gradient of both terms */
     matmul_backward(m->dact, dw[WDOWN], dw[BDOWN], m->dx, a->act, w[WDOWN], BTc, F, C, 0);
+    dump_rows(m, "dact", l, range, m->dact, F);
     if (c->mlp == MLP_SWIGLU) swiglu_backward(m->dgate, m->dup, m->dact, a->gate, a->up, BTc * F);
     else gelu_backward(m->dup, m->dact, a->up, BTc * F);
+    dump_rows(m, "dgate", l, range, m->dgate, F);
+    dump_rows(m, "dup", l, range, m->dup, F);
     matmul_backward(m->dnorm, dw[WUP], dw[BUP], m->dup, a->ln2, w[WUP], BTc, C, F, 0);
     if (c->mlp == MLP_SWIGLU) matmul_backward(m->dnorm, dw[WGATE], NULL, m->dgate, a->ln2, w[WGATE], BTc, C, F, 1);
+    dump_rows(m, "dln2", l, range, m->dnorm, C);
     norm_backward(m->dx, dw[LN2W], dw[LN2B], m->dnorm, a->xmid, w[LN2W], a->mean2, a->rstd2, BTc, C, 1);
+    dump_rows(m, "dxmid", l, range, m->dx, C);
 
     /* xmid = x + attn wo^T */
     matmul_backward(m->dattn, dw[WO], dw[BO], m->dx, a->attn, w[WO], BTc, QD, C, 0);
+    dump_rows(m, "dattn", l, range, m->dattn, QD);
     pages_alloc_grad_range(&m->pages, l, p_grad, p_end);
     attention_backward(m->dq, m->dkpages, m->dvpages, m->delta, m->dattn, a->attn, a->lse, a->q, m->kpages, m->vpages,
                        &m->pages, l, p_grad, range.t0, Tc, NH, NKV, HD, m->attention_scratch);
+    dump_heads(m, "delta", l, range, m->delta, NH);
+    dump_rows(m, "dq", l, range, m->dq, QD);
     if (c->pos == POS_ROPE) rope_backward(m->dq, m->cosine, m->sine, B, Tc, NH, HD);
     if (c->qk_norm) norm_backward(m->dq, dw[QNORMW], NULL, m->dq, a->qraw, w[QNORMW], NULL, a->rstdq, BTc * NH, HD, 0);
+    dump_rows(m, "dqraw", l, range, m->dq, QD);
     matmul_backward(m->dnorm, dw[WQ], dw[BQ], m->dq, a->ln1, w[WQ], BTc, C, QD, 0);
 
     /* all later chunks have added to the chunk's own dK, dV: they are complete */
-    page_read_grad(m->dk, m->dv, m->dkpages, m->dvpages, &m->pages, l, range.t0, Tc, NKV, HD);
+    page_read(m->dk, m->dv, m->dkpages, m->dvpages, &m->pages, m->pages.dkv_slot, l, range.t0, Tc, NKV, HD);
+    dump_rows(m, "dk", l, range, m->dk, KD);
+    dump_rows(m, "dv", l, range, m->dv, KD);
     matmul_backward(m->dnorm, dw[WV], dw[BV], m->dv, a->ln1, w[WV], BTc, C, KD, 1);
     if (c->pos == POS_ROPE) rope_backward(m->dk, m->cosine, m->sine, B, Tc, NKV, HD);
     if (c->qk_norm) norm_backward(m->dk, dw[KNORMW], NULL, m->dk, a->kraw, w[KNORMW], NULL, a->rstdk, BTc * NKV, HD, 0);
+    dump_rows(m, "dkraw", l, range, m->dk, KD);
     matmul_backward(m->dnorm, dw[WK], dw[BK], m->dk, a->ln1, w[WK], BTc, C, KD, 1);
+    dump_rows(m, "dln1", l, range, m->dnorm, C);
     norm_backward(m->dx, dw[LN1W], dw[LN1B], m->dnorm, a->x, w[LN1W], a->mean1, a->rstd1, BTc, C, 1);
+    dump_rows(m, "dx", l, range, m->dx, C);
 
     pages_free_grad_range(&m->pages, l, p_own, p_end);
     if (m->carry == CARRY_EXACT) pages_free_range(&m->pages, l, l + 1, p_own, p_end);
@@ -1030,7 +1149,9 @@ static floatX *layer_output(const Model *m, int l) { return l + 1 < m->config.L 
 /* Embedding and the step's layers, forward. In a fill the last layer stops after its K, V. */
 static void chunk_layers(Model *m, const ChunkStep *s, ChunkRange range, const int *inputs) {
     const ModelConfig *c = &m->config;
-    if (s->write_kv) pages_alloc_range(&m->pages, s->l0, s->l1, range.t0 / m->P, chunks_pages_end(range, m->P));
+    if (s->write_kv) { /* a page that an earlier token has begun is there already: sampling */
+        pages_alloc_range(&m->pages, s->l0, s->l1, (int)ceil_div(range.t0, m->P), chunks_pages_end(range, m->P));
+    }
     if (c->pos == POS_ROPE) rope_table(m->cosine, m->sine, range.t0, range.Tc, c->HD, c->rope_theta);
     if (s->l0 == 0) {
         embedding_forward(m->acts[0].x, inputs, tensor(m, m->params, WTE, 0), tensor(m, m->params, WPE, 0), m->B, m->T,
@@ -1039,6 +1160,7 @@ static void chunk_layers(Model *m, const ChunkStep *s, ChunkRange range, const i
     for (int l = s->l0; l < s->l1; l++) {
         KvMode kv = !s->write_kv ? KV_THERE : s->pass == PASS_FILL && l == s->l1 - 1 ? KV_ONLY : KV_WRITE;
         layer_forward(m, l, range, kv, layer_output(m, l));
+        if (s->pass == PASS_BACKWARD) dump_layer(m, l, range); /* the fill has made the same before */
     }
 }
 
@@ -1056,17 +1178,29 @@ static void loss_head(Model *m, ChunkRange range, const int *targets, floatX dlo
                (size_t)range.Tc * sizeof(int));
     }
     norm_forward(m->lnf, m->meanf, m->rstdf, m->xlast, lnfw, tensor(m, m->params, LNFB, 0), BTc, C, c->norm_eps);
+    dump_rows(m, "xlast", -1, range, m->xlast, C);
+    dump_rows(m, "meanf", -1, range, m->meanf, 1);
+    dump_rows(m, "rstdf", -1, range, m->rstdf, 1);
+    dump_rows(m, "lnf", -1, range, m->lnf, C);
+    const uint64_t logits_at = m->dump ? dump_add(m, "logits", FLOATX_TYPE, -1, range, Vp) : 0,
+                   dlogits_at = m->dump ? dump_add(m, "dlogits", FLOATX_TYPE, -1, range, Vp) : 0;
     for (size_t r = 0; r < BTc; r += m->head_rows) {
         size_t rows = min_size(m->head_rows, BTc - r);
         matmul_forward(m->logits, m->lnf + r * C, whead, NULL, rows, C, Vp, 0);
+        const size_t row = Vp * sizeof(floatX);
+        if (m->dump) safe_write_at(&m->dump->file, logits_at + r * row, m->logits, rows * row);
         classifier(m->losses + r, m->guesses + r, m->logits, m->head_targets + r, rows, c->V, Vp, dloss);
+        if (m->dump) safe_write_at(&m->dump->file, dlogits_at + r * row, m->logits, rows * row);
         if (dloss == 0) continue;
         matmul_backward(m->dnorm + r * C, tensor(m, m->grads, head, 0), NULL, m->logits, m->lnf + r * C, whead, rows, C,
                         Vp, 0);
     }
+    dump_rows(m, "losses", -1, range, m->losses, 1);
     if (dloss == 0) return;
+    dump_rows(m, "dlnf", -1, range, m->dnorm, C);
     norm_backward(m->dx, tensor(m, m->grads, LNFW, 0), tensor(m, m->grads, LNFB, 0), m->dnorm, m->xlast, lnfw, m->meanf,
                   m->rstdf, BTc, C, 0);
+    dump_rows(m, "dxlast", -1, range, m->dx, C);
 }
 
 static void chunk_fill(Model *m, const ChunkStep *s, ChunkRange range, const int *inputs) {
@@ -1081,7 +1215,9 @@ static void chunk_forward(Model *m, const ChunkStep *s, ChunkRange range, const 
 /* dloss: 1 / scored targets of the whole global batch. */
 static void chunk_backward(Model *m, const ChunkStep *s, ChunkRange range, const int *inputs, const int *targets,
                            floatX dloss) {
+    dump_ids(m, "inputs", range, inputs);
     chunk_layers(m, s, range, inputs);
+    dump_ids(m, "targets", range, targets);
     loss_head(m, range, targets, dloss);
     for (int l = s->l1 - 1; l >= s->l0; l--) {
         /* One layer's buffers: the forward left the last layer's activations there, the others are made again. */
@@ -1097,14 +1233,103 @@ static void chunk_backward(Model *m, const ChunkStep *s, ChunkRange range, const
 // ----------------------------------------------------------------------------------------------
 // a sequence
 
-/* Flops of a step up to a constant factor, for the time left. */
-static double step_cost(const Model *m, const ChunkStep *s) {
+/* What a pass over a chunk does: floating point operations (2 for a multiply and add) of the matrix products and of
+   attention, and the bytes that no schedule can avoid moving when only a chunk stays near: parameters (and their
+   gradients) once per chunk, pages as often as a loop goes over them. */
+typedef struct {
+    double products, attention, param_bytes, pages_read, pages_written;
+} Work;
+
+typedef enum { WORK_FORWARD, WORK_BACKWARD, WORK_KINDS } WorkKind; /* of a step: its forward, and what comes after it */
+
+static void work_add(Work *sum, const Work *w) {
+    sum->products += w->products;
+    sum->attention += w->attention;
+    sum->param_bytes += w->param_bytes;
+    sum->pages_read += w->pages_read;
+    sum->pages_written += w->pages_written;
+}
+
+/* Query-key pairs of the chunk in one head: with the pages before it, or within it. */
+static double work_pairs(const Model *m, ChunkRange range, int before) {
+    return (double)m->B * range.Tc * ((before ? range.t0 : 0) + 0.5 * (range.Tc + 1));
+}
+
+/* layer_forward over `layers` layers. */
+static Work work_layers(const Model *m, ChunkRange range, KvMode kv, int layers) {
     const ModelConfig *c = &m->config;
+    const double C = c->C, QD = (double)c->NH * c->HD, KD = (double)c->NKV * c->HD, BTc = (double)m->B * range.Tc;
+    const double page = 2.0 * m->B * m->P * KD * sizeof(floatX), end = chunks_pages_end(range, m->P);
+    const double mlp = (c->mlp == MLP_SWIGLU ? 3 : 2) * C * c->F;
+    const double kv_weights = kv != KV_THERE ? 2 * C * KD : c->qk_norm ? C * KD : 0;
+    const double weights = kv_weights + (kv == KV_ONLY ? 0 : 2 * C * QD + mlp);
+    Work w = {0};
+    w.products = layers * 2 * BTc * weights;
+    w.param_bytes = layers * weights * sizeof(floatX);
+    if (kv != KV_THERE) w.pages_written = layers * page * (end - range.t0 / m->P);
+    if (kv == KV_ONLY) return w;
+    w.attention = layers * 4 * c->HD * (double)c->NH * work_pairs(m, range, 1);
+    w.pages_read = layers * page * end;
+    return w;
+}
+
+/* The head over the chunk's tokens; products: 1 forward, 3 with the backward. */
+static Work work_head(const Model *m, ChunkRange range, int products) {
+    const double head = (double)m->config.C * m->config.Vp;
+    Work w = {0};
+    w.products = products * 2.0 * m->B * range.Tc * head;
+    w.param_bytes = products * head * sizeof(floatX);
+    return w;
+}
+
+/* layer_backward over all layers. dK, dV of pages that a later chunk has begun are read and written, others
+   written; dK, dV and dQ each go over K, V once; in the end the chunk reads its own dK, dV. */
+static Work work_backward(const Model *m, ChunkRange range) {
+    const ModelConfig *c = &m->config;
+    const int L = c->L, exact = m->carry == CARRY_EXACT, last = range.t0 + range.Tc == m->T;
+    const double C = c->C, QD = (double)c->NH * c->HD, KD = (double)c->NKV * c->HD, BTc = (double)m->B * range.Tc;
+    const double page = 2.0 * m->B * m->P * KD * sizeof(floatX), end = chunks_pages_end(range, m->P);
+    const double own = end - range.t0 / m->P, touched = exact ? end : own;
+    const double weights = 2 * C * KD + 2 * C * QD + (c->mlp == MLP_SWIGLU ? 3 : 2) * C * c->F;
+    Work w = {0};
+    w.products = L * 4 * BTc * weights;
+    w.param_bytes = L * 3 * weights * sizeof(floatX); /* read the weights, read and write their gradients */
+    w.attention = L * 2.0 * c->HD * c->NH * (4 * work_pairs(m, range, exact) + 3 * work_pairs(m, range, 1));
+    w.pages_read = L * page * (touched + end + (exact && !last ? touched : 0) + own);
+    w.pages_written = L * page * touched;
+    return w;
+}
+
+/* What one step of the schedule does, in its forward and after it. */
+static void step_work(const Model *m, const ChunkStep *s, Work *w) {
     const ChunkRange range = chunks_range(m->T, m->chunk_size, s->ck);
-    const double products = (double)m->num_params * range.Tc;
-    const double attention = 2.0 * c->L * c->NH * c->HD * range.Tc * (range.t0 + 0.5 * range.Tc);
-    const double forwards = s->pass == PASS_BACKWARD && m->recompute == RECOMPUTE_LAYER ? 2 : 1;
-    return s->pass == PASS_BACKWARD ? (forwards + 2) * products + (forwards + 3.5) * attention : products + attention;
+    const int L = s->l1 - s->l0;
+    Work part;
+    memset(w, 0, WORK_KINDS * sizeof *w);
+    if (s->pass == PASS_FILL) {
+        w[WORK_FORWARD] = work_layers(m, range, KV_WRITE, L - 1);
+        part = work_layers(m, range, KV_ONLY, 1);
+    } else {
+        w[WORK_FORWARD] = work_layers(m, range, s->write_kv ? KV_WRITE : KV_THERE, L);
+        part = work_head(m, range, 1);
+    }
+    work_add(&w[WORK_FORWARD], &part);
+    if (s->pass != PASS_BACKWARD) return;
+    w[WORK_BACKWARD] = work_head(m, range, 2);
+    part = work_backward(m, range);
+    work_add(&w[WORK_BACKWARD], &part);
+    if (m->recompute == RECOMPUTE_CHUNK) return;
+    part = work_layers(m, range, KV_THERE, L - 1);
+    work_add(&w[WORK_FORWARD], &part);
+}
+
+/* Flops of a step, for the time left. */
+static double step_cost(const Model *m, const ChunkStep *s) {
+    Work w[WORK_KINDS];
+    double sum = 0;
+    step_work(m, s, w);
+    for (int i = 0; i < WORK_KINDS; i++) sum += w[i].products + w[i].attention;
+    return sum;
 }
 
 /* Fills m->schedule for one sequence; returns the number of steps. */
@@ -1156,17 +1381,24 @@ typedef struct {
     int *distances;        // (B, T) recall, validation only
     floatX *losses;        // (B, T) validation only
     int *guesses;          // (B, T) validation only
+    int *sample;           // (T) sampling only
+    Candidate *candidates; // (V) sampling only
     int grad_accum;
     size_t per_batch; // B * T
 } Batch;
 
-static void batch_alloc(Batch *s, Memory *mem, const TrainConfig *run) {
+static void batch_alloc(Batch *s, Memory *mem, const ModelConfig *config, const TrainConfig *run) {
     const char *group = "tokens and targets", *option = "--seq-len, --batch, --grad-accum";
     s->grad_accum = run->grad_accum;
     s->per_batch = (size_t)run->B * run->T;
     const size_t n = s->per_batch * run->grad_accum;
     s->inputs = (int *)memory_alloc(mem, group, "inputs", option, TIER_HOST, MEMORY_KEPT, n, sizeof(int));
     s->targets = (int *)memory_alloc(mem, group, "targets", option, TIER_HOST, MEMORY_KEPT, n, sizeof(int));
+    if (*run->prompt || run->sample_every) {
+        s->sample = (int *)memory_alloc(mem, group, "sample", option, TIER_HOST, MEMORY_KEPT, run->T, sizeof(int));
+        s->candidates = (Candidate *)memory_alloc(mem, group, "candidates", "--model", TIER_HOST, MEMORY_KEPT,
+                                                  config->V, sizeof(Candidate));
+    }
     if (run->val_seqs == 0) return;
     s->distances =
         (int *)memory_alloc(mem, group, "distances", option, TIER_HOST, MEMORY_KEPT, s->per_batch, sizeof(int));
@@ -1186,11 +1418,15 @@ static double step_gradients(Model *m, const Batch *s, Progress *progress) {
     const size_t scored = count_scored(s->targets, s->per_batch * s->grad_accum);
     const floatX dloss = scored ? 1 / (floatX)scored : 0;
     double sum = 0;
+    Dump *dump = m->dump;
     memset(m->grads, 0, m->num_params * sizeof(floatX));
     for (int i = 0; scored && i < s->grad_accum; i++) {
         const size_t at = i * s->per_batch;
+        m->dump = i == 0 ? dump : NULL; /* the first batch, and the gradients of all */
         sum += sequence_step(m, s->inputs + at, s->targets + at, 1, dloss, NULL, NULL, progress);
     }
+    m->dump = dump;
+    dump_params(m);
     return scored ? sum / (double)scored : 0;
 }
 
@@ -1271,6 +1507,124 @@ static Validation validate(Model *m, Data *d, Batch *s, int sequences) {
 }
 
 // ----------------------------------------------------------------------------------------------
+// sampling: PASS_FORWARD with one token at a time, in the pages and buffers of training
+
+/* m->logits (1, Vp) = those of the last of Tc tokens. */
+static void last_logits(Model *m, int Tc) {
+    const ModelConfig *c = &m->config;
+    norm_forward(m->lnf, m->meanf, m->rstdf, m->xlast + (size_t)(Tc - 1) * c->C, tensor(m, m->params, LNFW, 0),
+                 tensor(m, m->params, LNFB, 0), 1, c->C, c->norm_eps);
+    matmul_forward(m->logits, m->lnf, tensor(m, m->params, c->tied ? WTE : WHEAD, 0), NULL, 1, c->C, c->Vp, 0);
+}
+
+/* Writes tokens[prompt .. total-1], each drawn after all before it. tokens (total), 1 <= prompt < total <= m->T;
+   candidates (V) is scratch. Between steps every page is free, so the sample takes what it needs and gives it back
+   in the reverse order: the training that follows does not see that it was there. */
+static void sample_tokens(Model *m, int *tokens, int prompt, int total, const Sampler *sampler, Rng *rng,
+                          Candidate *candidates) {
+    Model one = *m; /* the same memory, seen as one sequence */
+    one.B = one.pages.B = 1;
+    one.T = total;
+    for (int t = 0; t < total - 1;) {
+        const ChunkRange range = {t, t < prompt ? (int)min_size(m->chunk_size, prompt - t) : 1};
+        const ChunkStep step = {PASS_FORWARD, 0, m->config.L, 0, 1};
+        chunk_layers(&one, &step, range, tokens);
+        t += range.Tc;
+        if (t < prompt) continue;
+        last_logits(&one, range.Tc);
+        for (int i = 0; i < m->config.V; i++) {
+            candidates[i].id = i;
+            candidates[i].p = (float)one.logits[i];
+        }
+        tokens[t] = sampler_pick(sampler, candidates, m->config.V, rng);
+    }
+    pages_free_range(&one.pages, 0, m->config.L, 0, (int)ceil_div(total - 1, m->P));
+    assert(pages_in_use(&one.pages) == 0);
+}
+
+// ----------------------------------------------------------------------------------------------
+// checkpoints: the tensors of one (what lies around them is in oomb/checkpoint.h)
+
+/* All parameters of bases[0 .. count-1], named prefix + name, into a file. Returns 0 or an errno. */
+static int tensors_save(const Model *m, const char *path, int count, const char *const *prefix, floatX *const *bases) {
+    const int L = m->config.L;
+    SafeWriter w = safe_create(path, (size_t)count * NUM_TENSORS * L);
+    for (int i = 0; i < count; i++) {
+        for (int id = 0; id < NUM_TENSORS; id++) {
+            const uint64_t shape[] = {m->tensors[id].rows, m->tensors[id].cols};
+            for (int l = 0; l < tensor_copies(m->tensors, L, id); l++) {
+                char name[SAFE_NAME];
+                const int n = snprintf(name, sizeof name, "%s", prefix[i]);
+                tensor_name(m->tensors, id, l, name + n, sizeof name - n);
+                safe_write_at(&w, safe_add(&w, name, FLOATX_TYPE, 2, shape), tensor(m, bases[i], (TensorId)id, l),
+                              shape[0] * shape[1] * sizeof(floatX));
+            }
+        }
+    }
+    return safe_finish(&w);
+}
+
+/* The reverse. Ends the program unless the file has exactly the tensors of this model, in this precision. */
+static void tensors_load(const Model *m, const char *path, int count, const char *const *prefix, floatX *const *bases) {
+    const int L = m->config.L;
+    int wanted = 0;
+    SafeFile f = safe_open(path);
+    for (int i = 0; i < count; i++) {
+        for (int id = 0; id < NUM_TENSORS; id++) {
+            const uint64_t rows = m->tensors[id].rows, cols = m->tensors[id].cols;
+            for (int l = 0; l < tensor_copies(m->tensors, L, id); l++, wanted++) {
+                char name[SAFE_NAME];
+                const int n = snprintf(name, sizeof name, "%s", prefix[i]);
+                tensor_name(m->tensors, id, l, name + n, sizeof name - n);
+                const SafeTensor *t = safe_find(&f, name);
+                if (!t) die("%s: tensor %s is missing; the checkpoint is of another model, or damaged", path, name);
+                if (t->type != FLOATX_TYPE)
+                    die("%s: tensor %s is %s, but this program computes in %s", path, name, safe_types[t->type].name,
+                        safe_types[FLOATX_TYPE].name);
+                if (t->dims != 2 || t->shape[0] != rows || t->shape[1] != cols)
+                    die("%s: tensor %s is not %" PRIu64 " x %" PRIu64 "; the checkpoint is of another model", path,
+                        name, rows, cols);
+                safe_read(&f, t, tensor(m, bases[i], (TensorId)id, l));
+            }
+        }
+    }
+    if (f.count != wanted)
+        die("%s: %d tensors, but the model has %d; the checkpoint is of another model", path, f.count, wanted);
+    safe_close(&f);
+}
+
+static const char *const WEIGHTS_FILE = "weights.safetensors", *const OPTIMIZER_FILE = "optimizer.safetensors";
+static const char *const weights_prefix[] = {""}, *const optimizer_prefix[] = {"m.", "v."};
+
+/* Writes the checkpoint of s->step below dir and forgets all but the newest `keep`. options: pairs for state.json.
+   Returns 0 or an errno; whatever happens, the checkpoints that were there before are intact. */
+static int checkpoint_save(const Model *m, const char *dir, const RunState *s, const char *const (*options)[2],
+                           int count, int keep) {
+    char path[MAX_PATH_BYTES], file[MAX_PATH_BYTES];
+    floatX *const weights[] = {m->params}, *const optimizer[] = {m->m, m->v};
+    int error = checkpoint_begin(path, dir, s->step);
+    if (error) return error;
+    path_join(file, path, WEIGHTS_FILE);
+    error = tensors_save(m, file, 1, weights_prefix, weights);
+    path_join(file, path, OPTIMIZER_FILE);
+    if (!error) error = tensors_save(m, file, 2, optimizer_prefix, optimizer);
+    if (!error) error = state_write(path, s, &m->config, options, count);
+    error = checkpoint_commit(dir, s->step, error);
+    if (!error) checkpoint_prune(dir, keep);
+    return error;
+}
+
+/* Parameters, m and v from the checkpoint in directory path. */
+static void checkpoint_load(const Model *m, const char *path) {
+    char file[MAX_PATH_BYTES];
+    floatX *const weights[] = {m->params}, *const optimizer[] = {m->m, m->v};
+    path_join(file, path, WEIGHTS_FILE);
+    tensors_load(m, file, 1, weights_prefix, weights);
+    path_join(file, path, OPTIMIZER_FILE);
+    tensors_load(m, file, 2, optimizer_prefix, optimizer);
+}
+
+// ----------------------------------------------------------------------------------------------
 // main
 
 #ifndef TESTING
@@ -1302,6 +1656,10 @@ static void report_buckets(Logger *log, const char *label, const char *key, cons
 }
 
 static void validation_report(const Validation *v, const Data *d, int step, double ms, Logger *log) {
+    if (v->scored == 0) {
+        printf("val  %5d | no target of the validation data is scored\n", step);
+        return;
+    }
     const double mean = v->loss / (double)v->scored;
     printf("val  %5d | loss %.4f", step, mean);
     if (d->kind == DATA_BYTES) printf(" | %.3f bits per byte", mean / 0.69314718055994531);
@@ -1318,79 +1676,232 @@ static void validation_report(const Validation *v, const Data *d, int step, doub
             step, mean);
 }
 
-/* Opens --data and --val; without --val the last tenth of the text is held out. Says what there is. Returns
-   the number of validation sequences (0: none). */
-static int open_data(Data *train, Data *val, TrainConfig *run, const ModelConfig *config) {
-    int sequences = run->val_seqs;
-    if (strcmp(run->data, "recall") == 0) {
+/* Everything of a run. */
+typedef struct {
+    TrainConfig run;
+    ModelConfig config;
+    TokenFiles train_files, val_files;
+    Data train, val;
+    int val_sequences;        /* 0: no validation */
+    int prompt, sample_total; /* tokens of the prompt, and with the sample; 0: no samples */
+    Memory mem;
+    Model m;
+    Batch batch;
+    Logger log;
+    RunState at;
+    int resumed; /* the step of the checkpoint that this run goes on from; -1: from the start */
+    SavedState saved;
+    char log_path[MAX_PATH_BYTES];
+} Session;
+
+static volatile sig_atomic_t stop_signal; /* set by Ctrl-C: save after this step and end */
+
+static void on_signal(int number) { stop_signal = number; }
+
+/* The second Ctrl-C ends the program at once: the first puts the default back. */
+static void catch_signals(void) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_signal;
+    action.sa_flags = (int)(SA_RESETHAND | SA_RESTART);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+/* The options of a checkpoint against those of the run that goes on from it. */
+static void check_saved(const Session *s) {
+    TrainConfig old, now = s->run;
+    Option was[MAX_OPTIONS], is[MAX_OPTIONS];
+    char *words[MAX_OPTIONS + 1] = {(char *)"train_oomb"};
+    if (s->saved.count > MAX_OPTIONS) die("%s: the checkpoint has too many options", s->run.out);
+    for (int i = 0; i < s->saved.count; i++) words[i + 1] = s->saved.options[i];
+    options_read(s->saved.count + 1, words, &old);
+    for (int i = 0; i < NUM_CONFIG_FIELDS; i++) {
+        if (config_get(&s->config, i) != s->saved.model[i])
+            die("--resume: the checkpoint's model has %s = %g, but %s has %g; take the --model it was trained as",
+                config_fields[i].name, s->saved.model[i], s->run.model, config_get(&s->config, i));
+    }
+    const int n = options_table(&old, was);
+    options_table(&now, is);
+    for (int i = 0; i < n; i++) {
+        char a[MAX_VALUE], b[MAX_VALUE];
+        option_format(&was[i], a, sizeof a);
+        option_format(&is[i], b, sizeof b);
+        if (was[i].scope == THIS_TIME || strcmp(a, b) == 0) continue;
+        if (was[i].scope == POSITION)
+            die("--%s %s: the checkpoint has %s, and its position in the data counts on it; leave the option out, or "
+                "start "
+                "anew in another --out",
+                is[i].name, b, a);
+        printf("resume: --%s is %s, and was %s before\n", is[i].name, *b ? b : "(none)", *a ? a : "(none)");
+    }
+    const int had = old.recall_distance ? old.recall_distance : old.chunk_size,
+              has = now.recall_distance ? now.recall_distance : now.chunk_size;
+    if (strcmp(now.data, "recall") == 0 && had != has)
+        die("--chunk %d: the checkpoint's recall task has facts at least %d tokens away, one --chunk of its time; add "
+            "--recall-distance %d",
+            now.chunk_size, had, had);
+}
+
+/* The command line; with --resume, the options of the newest checkpoint stand before it. */
+static void read_options(Session *s, int argc, char **argv) {
+    char path[MAX_PATH_BYTES];
+    s->config = options_read(argc, argv, &s->run);
+    s->resumed = -1;
+    if (!s->run.resume || !*s->run.out) return;
+    if (access(s->run.out, F_OK) != 0)
+        die("--resume: %s: %s; to begin a run there, leave --resume out", s->run.out, strerror(errno));
+    s->resumed = checkpoint_latest(s->run.out, INT32_MAX);
+    if (s->resumed < 0) {
+        printf("resume: %s has no checkpoint yet; from the start\n", s->run.out);
+        return;
+    }
+    checkpoint_path(path, s->run.out, "step-", s->resumed);
+    s->saved = state_read(path);
+    if (s->saved.run.step != s->resumed) die("%s: its state.json is of step %d", path, s->saved.run.step);
+    char **words = (char **)xcalloc((size_t)argc + s->saved.count, sizeof(char *));
+    memcpy(words + 1, s->saved.options, (size_t)s->saved.count * sizeof(char *));
+    memcpy(words + 1 + s->saved.count, argv + 1, ((size_t)argc - 1) * sizeof(char *));
+    words[0] = argv[0];
+    s->config = options_read(argc + s->saved.count, words, &s->run);
+    free(words);
+    check_saved(s);
+    s->at = s->saved.run;
+}
+
+static void report_files(const TokenFiles *f, const char *name) {
+    printf("%s", name);
+    if (f->num_shards > 1) printf(", %d files", f->num_shards);
+    printf(", %" PRIu64 " tokens", f->count);
+    if (f->kind == DATA_TOKENS) printf(", %" PRIu64 " of them masked targets", f->masked);
+}
+
+/* --data and --val from files; without --val the last tenth of the data is held out. */
+static void open_files(Session *s) {
+    const TrainConfig *run = &s->run;
+    const uint64_t T = (uint64_t)run->T, need = (uint64_t)run->B * T + 1;
+    s->train_files = files_open("--data", run->data);
+    const uint64_t tokens = s->train_files.count;
+    uint64_t held = *run->val || run->val_seqs == 0 ? 0 : tokens / 10;
+    if (held < T + 1 || tokens - held < need) held = 0; /* too short to be worth a sequence */
+    if (tokens - held < need)
+        die("--data %s: %" PRIu64 " tokens, but a batch of %d x %d needs %" PRIu64
+            "; use a smaller --seq-len or --batch",
+            run->data, tokens, run->B, run->T, need);
+    if (*run->val) {
+        s->val_files = files_open("--val", run->val);
+        if (s->val_files.count < T + 1)
+            die("--val %s: %" PRIu64 " tokens, but one sequence needs %" PRIu64, run->val, s->val_files.count, T + 1);
+        if (s->val_files.kind != s->train_files.kind)
+            die("--val %s: --data and --val must both be text, or both token ids", run->val);
+        if (!run->plan) files_check(&s->val_files, s->config.V);
+        s->val = data_open_files(&s->val_files, run->T, 0, s->val_files.count, 0, 0);
+    }
+    if (!run->plan) files_check(&s->train_files, s->config.V);
+    s->train = data_open_files(&s->train_files, run->T, 0, tokens - held, 1, (uint64_t)run->seed);
+    if (held) s->val = data_open_files(&s->train_files, run->T, tokens - held, held, 0, 0);
+    printf("data: ");
+    report_files(&s->train_files, run->data);
+    printf("; training on %" PRIu64 ": %" PRIu64 " sequences, %" PRIu64 " tokens at the end unused\n", s->train.count,
+           s->train.samples, s->train.count - 1 - s->train.samples * T);
+    s->val_sequences = (int)min_size((size_t)run->val_seqs, (size_t)s->val.samples);
+    if (s->val_sequences) {
+        printf("validation: ");
+        if (*run->val) report_files(&s->val_files, run->val);
+        else printf("the last tenth of it");
+        printf(", %d of %" PRIu64 " sequences\n", s->val_sequences, s->val.samples);
+    } else {
+        printf("validation: none%s\n",
+               run->val_seqs ? "; the last tenth of the data does not hold one sequence, give --val" : "");
+    }
+}
+
+/* Opens what there is to train on and says what it is. */
+static void open_data(Session *s) {
+    const TrainConfig *run = &s->run;
+    if (strcmp(run->data, "recall") != 0) {
+        if (run->recall_distance) die("--recall-distance %d: only --data recall has distances", run->recall_distance);
+        open_files(s);
+    } else {
         if (*run->val) die("--val %s: the recall task makes its own validation sequences; leave --val out", run->val);
-        int distance = run->recall_distance ? run->recall_distance : run->chunk_size;
-        *train = data_open_recall(run->T, distance, (uint64_t)run->seed);
-        *val = data_open_recall(run->T, distance, ~(uint64_t)run->seed);
+        if (run->plan) { /* any model and length can be planned, without data */
+            s->train.kind = DATA_RECALL;
+            return;
+        }
+        const int distance = run->recall_distance ? run->recall_distance : run->chunk_size;
+        s->train = data_open_recall(run->T, distance, (uint64_t)run->seed);
+        s->val = data_open_recall(run->T, distance, ~(uint64_t)run->seed);
+        s->val_sequences = run->val_seqs;
         printf("data: recall, %d facts and %d questions per sequence, at least %d tokens apart; guessing is right once "
                "in %d\n",
                RECALL_KEYS, run->T / RECALL_TOKENS_PER_QUESTION, distance, RECALL_VALUES);
-    } else {
-        if (run->recall_distance) die("--recall-distance %d: only --data recall has distances", run->recall_distance);
-        uint64_t bytes, val_bytes = 0, T = (uint64_t)run->T, need = (uint64_t)run->B * T + 1;
-        fclose(xopen_read(run->data, &bytes));
-        uint64_t tokens = bytes + 1, held = *run->val || sequences == 0 ? 0 : tokens / 10;
-        if (held < T + 1 || tokens - held < need) held = 0; /* too short to be worth a sequence */
-        if (tokens - held < need) {
-            die("--data %s: %llu tokens (%llu bytes and a start), but a batch of %d x %d needs %llu; use a smaller "
-                "--seq-len or --batch",
-                run->data, (unsigned long long)tokens, (unsigned long long)bytes, run->B, run->T,
-                (unsigned long long)need);
-        }
-        *train = data_open_bytes(run->data, run->T, 0, tokens - held, 1, (uint64_t)run->seed);
-        printf("data: %s, %llu tokens; training on %llu: %llu sequences, %llu tokens at the end unused\n", run->data,
-               (unsigned long long)tokens, (unsigned long long)train->count, (unsigned long long)train->samples,
-               (unsigned long long)(train->count - 1 - train->samples * T));
-        if (*run->val) {
-            fclose(xopen_read(run->val, &val_bytes));
-            if (val_bytes < T)
-                die("--val %s: %llu tokens, but one sequence needs %llu", run->val, (unsigned long long)val_bytes + 1,
-                    (unsigned long long)T + 1);
-            *val = data_open_bytes(run->val, run->T, 0, val_bytes + 1, 0, 0);
-        } else if (held) {
-            *val = data_open_bytes(run->data, run->T, tokens - held, held, 0, 0);
-        } else {
-            sequences = 0;
-        }
-        if (sequences) {
-            sequences = (int)min_size((size_t)sequences, (size_t)val->samples);
-            printf("validation: %s, %d of %llu sequences\n", *run->val ? run->val : "the last tenth of it", sequences,
-                   (unsigned long long)val->samples);
-        } else {
-            printf("validation: none%s\n",
-                   run->val_seqs ? "; the last tenth of the data does not hold one sequence, give --val" : "");
-        }
     }
-    if (train->V > config->V)
+    if (s->train.V > s->config.V)
         die("--data %s: token ids up to %d, but --model %s has a vocabulary of %d; leave --model out, or take one with "
             "a larger vocabulary",
-            run->data, train->V - 1, run->model, config->V);
-    return sequences;
+            run->data, s->train.V - 1, run->model, s->config.V);
+    if (s->resumed >= 0 && s->at.data_tokens != s->train.count)
+        die("--data %s: %" PRIu64 " tokens to train on, but the checkpoint was trained on %" PRIu64
+            ": its position in them would be another place. Give the same data (and --val), or start anew in another "
+            "--out",
+            run->data, s->train.count, s->at.data_tokens);
+    s->at.data_tokens = s->train.count;
+}
+
+/* The tokens of --prompt into out (NULL: only counts them): bytes after a start token, or the ids that it lists. */
+static int prompt_tokens(const Session *s, int *out) {
+    const char *text = s->run.prompt;
+    int n = 0;
+    if (s->train.kind == DATA_BYTES) {
+        if (out) out[0] = BYTES_START;
+        for (n = 1; *text; text++, n++) {
+            if (out) out[n] = (unsigned char)*text;
+        }
+        return n;
+    }
+    for (;;) {
+        char *end;
+        while (*text == ' ' || *text == ',') text++;
+        if (!*text) break;
+        const long id = strtol(text, &end, 10);
+        if (end == text || id < 0 || id >= s->config.V)
+            die("--prompt %s: the data are token ids, so the prompt is a list of them, like '15 3 7', each below %d",
+                s->run.prompt, s->config.V);
+        if (out) out[n] = (int)id;
+        text = end;
+        n++;
+    }
+    if (n == 0) die("--sample-every: the data are token ids: give a --prompt of at least one, like --prompt 0");
+    return n;
+}
+
+static void plan_sample(Session *s) {
+    const TrainConfig *run = &s->run;
+    if (!*run->prompt && !run->sample_every) return;
+    const int n = prompt_tokens(s, NULL);
+    if (n >= run->T)
+        die("--prompt: %d tokens leave no room for a sample in --seq-len %d; give a shorter prompt", n, run->T);
+    if (run->sample_len > run->T - n)
+        die("--sample-len %d: after %d tokens of prompt there is room for %d in --seq-len %d", run->sample_len, n,
+            run->T - n, run->T);
+    s->prompt = n;
+    s->sample_total = run->sample_len ? n + run->sample_len : (int)min_size((size_t)run->T, (size_t)n + 256);
 }
 
 /* All memory of a run, in the order of the table. program: bytes of the process before. */
-static void run_alloc(Model *m, Batch *batch, Memory *mem, const ModelConfig *config, const TrainConfig *run,
-                      const Data *train, size_t program) {
+static void run_alloc(Model *m, Batch *batch, Memory *mem, const Session *s, const TrainConfig *run, size_t program) {
     memory_note(mem, "program and libraries", "process", "", TIER_HOST, MEMORY_KEPT, program);
-    model_alloc(m, mem, config, run);
-    batch_alloc(batch, mem, run);
-    memory_note(mem, "tokens and targets", "data", "", TIER_HOST, MEMORY_KEPT, data_bytes_held(train));
+    model_alloc(m, mem, &s->config, run);
+    batch_alloc(batch, mem, &s->config, run);
+    memory_note(mem, "tokens and targets", "data", "", TIER_HOST, MEMORY_KEPT, data_bytes_held(&s->train));
 }
 
-/* The ledger of a run, allocating nothing: filled by the calls that will allocate. */
-static void plan_memory(Memory *mem, const ModelConfig *config, const TrainConfig *run, const Data *train,
-                        size_t program) {
-    Model m;
+/* The ledger of a run and its Model without memory: filled by the calls that will allocate. */
+static void plan_memory(Memory *mem, Model *m, const Session *s, const TrainConfig *run, size_t program) {
     Batch batch;
-    mem->count = 0;
     mem->plan_only = 1;
-    run_alloc(&m, &batch, mem, config, run, train, program);
-    free(m.acts);
+    run_alloc(m, &batch, mem, s, run, program);
+    free(m->acts);
 }
 
 /* The run as ordinary training holds it. */
@@ -1402,11 +1913,15 @@ static TrainConfig one_chunk(TrainConfig run) {
 }
 
 /* Opened last: it empties the file, which a run that is refused must not have done. */
-static Logger open_log(const TrainConfig *run) {
-    if (*run->log && (same_file(run->log, run->data) || same_file(run->log, run->val))) {
-        die("--log %s: is the file that --data or --val reads; give it another name", run->log);
+static void open_log(Session *s) {
+    TrainConfig *run = &s->run;
+    if (*run->out && !*run->log) {
+        path_join(s->log_path, run->out, "log.jsonl");
+        run->log = s->log_path;
     }
-    return logger_open(run->log);
+    if (*run->log && (same_file(run->log, run->data) || same_file(run->log, run->val)))
+        die("--log %s: is the file that --data or --val reads; give it another name", run->log);
+    s->log = logger_open(run->log, s->resumed);
 }
 
 static void report_model(const ModelConfig *c, const TrainConfig *run) {
@@ -1421,96 +1936,278 @@ static void report_model(const ModelConfig *c, const TrainConfig *run) {
            N > 1 ? "s" : "", chunk_size, run->P, max_threads(), max_threads() > 1 ? "s" : "");
 }
 
-static void run_validation(Model *m, Data *val, Batch *batch, int sequences, int step, Logger *log) {
-    const double start = now_ms();
-    const Validation v = validate(m, val, batch, sequences);
-    validation_report(&v, val, step, now_ms() - start, log);
+static void report_work_line(const char *name, int chunks, const Work *w) {
+    printf("  %-28s %6d  %11s  %11s  %10s  %10s  %10s\n", name, chunks, text_flops(w->products).text,
+           text_flops(w->attention).text, text_bytes(w->param_bytes).text, text_bytes(w->pages_read).text,
+           text_bytes(w->pages_written).text);
 }
 
-/* The table again, now beside what was measured. */
-static void report_end(const Memory *mem, uint64_t tokens, double ms) {
-    const double planned = (double)memory_total(mem, TIER_HOST), peak = (double)peak_rss_bytes();
-    printf("\n");
-    memory_print(mem, stdout);
-    printf("  %-32s %-7s %10s   measured (%+.1f %% of the total)\n\n", "peak of the process", tier_names[TIER_HOST],
-           text_bytes(peak).text, 100 * (peak / planned - 1));
-    printf("%llu tokens in %s\n", (unsigned long long)tokens, text_seconds(ms * 1e-3).text);
+/* What a step does, pass by pass, from the schedule that it would run. m is planned, not allocated. */
+static void report_work(Model *m, int grad_accum) {
+    Work sum[2][WORK_KINDS], total = {0}, step[WORK_KINDS]; /* [is a backward][kind] */
+    int chunks[2] = {0, 0};
+    memset(sum, 0, sizeof sum);
+    m->schedule = (ChunkStep *)xcalloc(chunks_max_steps(m->N), sizeof(ChunkStep));
+    for (int i = 0, n = sequence_schedule(m, 1); i < n; i++) {
+        const int back = m->schedule[i].pass == PASS_BACKWARD;
+        step_work(m, &m->schedule[i], step);
+        chunks[back] += grad_accum;
+        for (int k = 0; k < WORK_KINDS; k++) {
+            for (int batch = 0; batch < grad_accum; batch++) {
+                work_add(&sum[back][k], &step[k]);
+                work_add(&total, &step[k]);
+            }
+        }
+    }
+    free(m->schedule);
+    printf("%-30s %6s  %11s  %11s  %10s  %10s  %10s\n", "work of a step", "chunks", "products", "attention",
+           "parameters", "pages read", "written");
+    report_work_line("fill", chunks[0], &sum[0][WORK_FORWARD]);
+    report_work_line("backward: forward again, head", chunks[1], &sum[1][WORK_FORWARD]);
+    report_work_line("backward: gradients", chunks[1], &sum[1][WORK_BACKWARD]);
+    report_work_line("total", chunks[0] + chunks[1], &total);
 }
 
-int main(int argc, char **argv) {
-    static Model m;
-    static Memory mem, plan, one_pass;
-    TrainConfig run;
-    Data train = {0}, val = {0};
-    Batch batch = {0};
-    setvbuf(stdout, NULL, _IOLBF, 0); /* a long first step must not hold back the table, in a pipe either */
-    const ModelConfig config = options_read(argc, argv, &run);
-    train_config_check(&run, &config);
-    set_threads(run.threads);
-    if (run.threads > max_threads())
-        die("--threads %d: this program was built without OpenMP and has one thread; leave --threads out", run.threads);
-    if (run.threads > sysconf(_SC_NPROCESSORS_ONLN))
-        fprintf(stderr, "warning: --threads %d on %ld processors will be slow\n", run.threads,
-                sysconf(_SC_NPROCESSORS_ONLN));
-    options_print(&run, stdout);
-    const int val_sequences = open_data(&train, &val, &run, &config);
-
-    /* The table first, so that a run that does not fit is seen to be refused and why. */
-    const size_t program = peak_rss_bytes();
-    const TrainConfig ordinary = one_chunk(run);
-    plan_memory(&plan, &config, &run, &train, program);
-    plan_memory(&one_pass, &config, &ordinary, &train, program);
-    report_model(&config, &run);
+/* The memory table, before anything is allocated; with --plan also the work. */
+static void report_plan(const Session *s, size_t program) {
+    static Memory plan, one_pass;
+    Model planned, ordinary;
+    const TrainConfig *run = &s->run, whole = one_chunk(*run);
+    plan_memory(&plan, &planned, s, run, program);
+    plan_memory(&one_pass, &ordinary, s, &whole, program);
+    report_model(&s->config, run);
     memory_print(&plan, stdout);
-    if (chunk_capacity(&run) < run.T)
+    if (chunk_capacity(run) < run->T)
         printf("  %-32s %-7s %10s   with the activations of all tokens at once\n", "the same in one chunk",
                tier_names[TIER_HOST], text_bytes((double)memory_total(&one_pass, TIER_HOST)).text);
     printf("\n");
+    if (run->plan) {
+        report_work(&planned, run->grad_accum);
+        if (memory_total(&plan, TIER_HOST) > machine_bytes())
+            printf("\nThis machine has %s of memory: the run does not fit.\n",
+                   text_bytes((double)machine_bytes()).text);
+        return;
+    }
     memory_check(&plan, TIER_HOST, machine_bytes());
     if (memory_total(&plan, TIER_HOST) > unused_bytes())
         fprintf(stderr, "warning: only %s of memory are unused at the moment\n",
                 text_bytes((double)unused_bytes()).text);
-    run_alloc(&m, &batch, &mem, &config, &run, &train, program);
-    Logger log = open_log(&run);
-    model_init(&m, run.seed);
+}
 
-    uint64_t sample = 0, tokens = 0;
+static void run_validation(Session *s) {
     const double start = now_ms();
-    for (int step = 1; step <= run.steps; step++) {
-        Progress progress =
-            progress_start(sequence_cost(&m, 1) * run.grad_accum, (double)batch.per_batch * run.grad_accum);
-        for (size_t i = 0; i < (size_t)run.grad_accum * run.B; i++, sample++) {
-            data_sample(&train, sample, batch.inputs + i * run.T, batch.targets + i * run.T, NULL);
+    const Validation v = validate(&s->m, &s->val, &s->batch, s->val_sequences);
+    validation_report(&v, &s->val, s->at.step, now_ms() - start, &s->log);
+}
+
+/* Continues --prompt. The random numbers belong to the step: a resumed run draws the same. */
+static void run_sample(Session *s) {
+    const Sampler sampler = {s->run.temperature, s->run.top_k};
+    Rng rng = rng_stream((uint64_t)s->run.seed, 0x73616d706c65u, (uint64_t)s->at.step);
+    int *tokens = s->batch.sample;
+    prompt_tokens(s, tokens);
+    sample_tokens(&s->m, tokens, s->prompt, s->sample_total, &sampler, &rng, s->batch.candidates);
+    printf("sample %3d | ", s->at.step);
+    if (s->train.kind == DATA_BYTES) {
+        unsigned char *text = (unsigned char *)xcalloc((size_t)s->sample_total, 1);
+        int n = 0;
+        for (int i = 0; i < s->sample_total; i++) {
+            if (tokens[i] < BYTES_START) text[n++] = (unsigned char)tokens[i];
         }
-        const double lr = schedule_lr((ScheduleKind)run.schedule, run.lr, step, run.warmup, run.steps);
-        const double loss = step_gradients(&m, &batch, &progress);
-        const double norm = step_update(&m, lr, run.weight_decay, run.clip, step);
-        const double ms = now_ms() - progress.start_ms;
-        progress_end(&progress);
-        tokens += batch.per_batch * run.grad_accum;
-        printf("step %5d/%d | loss %.4f | lr %.2e | norm %7.4f | %.0f tokens/s | peak %s\n", step, run.steps, loss, lr,
-               norm, (double)batch.per_batch * run.grad_accum / ms * 1e3, text_bytes((double)peak_rss_bytes()).text);
-        fflush(stdout);
-        logger_number(&log, "step", step);
-        logger_number(&log, "loss", loss);
-        logger_number(&log, "lr", lr);
-        logger_number(&log, "grad_norm", norm);
-        logger_number(&log, "tokens", (double)tokens);
-        logger_number(&log, "ms", ms);
-        logger_number(&log, "peak_bytes", (double)peak_rss_bytes());
-        logger_end(&log);
-        if (val_sequences && (step == run.steps || (run.val_every && step % run.val_every == 0)))
-            run_validation(&m, &val, &batch, val_sequences, step, &log);
+        print_text(stdout, text, n);
+        free(text);
+    } else {
+        for (int i = 0; i < s->sample_total; i++) printf(i == s->prompt ? " | %d" : " %d", tokens[i]);
     }
-    if (run.steps == 0 && val_sequences) run_validation(&m, &val, &batch, val_sequences, 0, &log);
-    if (run.steps > 0) report_end(&mem, tokens, now_ms() - start);
-    logger_close(&log);
-    data_close(&train);
-    data_close(&val);
-    model_free(&m);
-    memory_free_all(&mem);
-    if (fflush(stdout) != 0 || ferror(stdout)) die("standard output: cannot write: %s", strerror(errno));
+    printf("\n");
+    fflush(stdout);
+    logger_number(&s->log, "step", s->at.step);
+    logger_integers(&s->log, "sample", tokens, s->sample_total);
+    logger_end(&s->log);
+}
+
+/* Bytes that a checkpoint takes: parameters, m and v. */
+static double checkpoint_bytes(const Model *m) { return 3.0 * (double)m->num_params * sizeof(floatX); }
+
+static void run_save(Session *s) {
+    Option table[MAX_OPTIONS];
+    char values[MAX_OPTIONS][MAX_VALUE];
+    const char *options[MAX_OPTIONS][2];
+    int count = 0;
+    const double start = now_ms();
+    for (int i = 0, n = options_table(&s->run, table); i < n; i++) {
+        option_format(&table[i], values[i], sizeof values[i]);
+        if (table[i].scope == THIS_TIME || !*values[i]) continue;
+        options[count][0] = table[i].name;
+        options[count++][1] = values[i];
+    }
+    logger_sync(&s->log); /* a checkpoint must not be ahead of the log */
+    const int error = checkpoint_save(&s->m, s->run.out, &s->at, options, count, s->run.keep);
+    const int latest = checkpoint_latest(s->run.out, INT32_MAX);
+    if (error && latest >= 0)
+        die("--out %s: cannot save step %d: %s. The checkpoint of step %d is intact: --resume goes on from there",
+            s->run.out, s->at.step, strerror(error), latest);
+    if (error) die("--out %s: cannot save step %d: %s", s->run.out, s->at.step, strerror(error));
+    if (now_ms() - start > 1000 || s->at.step == s->run.steps)
+        printf("saved %4d | %s/step-%08d, %s in %.1f s\n", s->at.step, s->run.out, s->at.step,
+               text_bytes(checkpoint_bytes(&s->m)).text, (now_ms() - start) * 1e-3);
+}
+
+/* A file for the intermediates of the coming step, under a temporary name until it is whole. */
+static void dump_begin(Session *s, Dump *dump) {
+    if (snprintf(dump->path, sizeof dump->path, "%s.writing", s->run.dump) >= (int)sizeof dump->path)
+        die("--dump %s: the path is too long", s->run.dump);
+    dump->file = safe_create(dump->path, dump_max_tensors(&s->m));
+    if (dump->file.error) die("--dump %s: cannot write: %s", s->run.dump, strerror(dump->file.error));
+    s->m.dump = dump;
+}
+
+static void dump_end(Session *s, Dump *dump) {
+    const double bytes = (double)dump->file.data;
+    int error = safe_finish(&dump->file);
+    if (!error && rename(dump->path, s->run.dump) != 0) error = errno;
+    if (error) {
+        unlink(dump->path);
+        die("--dump %s: cannot write: %s", s->run.dump, strerror(error));
+    }
+    printf("dump: %s, %s: every intermediate of step %d\n", s->run.dump, text_bytes(bytes).text, s->at.step + 1);
+    s->m.dump = NULL;
+}
+
+/* The next optimizer step. */
+static void run_step(Session *s) {
+    const TrainConfig *run = &s->run;
+    const int step = s->at.step + 1;
+    const double per_step = (double)s->batch.per_batch * run->grad_accum;
+    static Dump dump;
+    Progress progress = progress_start(sequence_cost(&s->m, 1) * run->grad_accum, per_step);
+    for (size_t i = 0; i < (size_t)run->grad_accum * run->B; i++)
+        data_sample(&s->train, s->at.sample++, s->batch.inputs + i * run->T, s->batch.targets + i * run->T, NULL);
+    if (*run->dump && !*dump.path) dump_begin(s, &dump);
+    const double lr = schedule_lr((ScheduleKind)run->schedule, run->lr, step, run->warmup, run->steps);
+    const double loss = step_gradients(&s->m, &s->batch, &progress);
+    if (s->m.dump) dump_end(s, &dump);
+    const double norm = step_update(&s->m, lr, run->weight_decay, run->clip, step);
+    const double ms = now_ms() - progress.start_ms;
+    progress_end(&progress);
+    s->at.step = step;
+    s->at.tokens += s->batch.per_batch * run->grad_accum;
+    printf("step %5d/%d | loss %.4f | lr %.2e | norm %7.4f | %.0f tokens/s | peak %s\n", step, run->steps, loss, lr,
+           norm, per_step / ms * 1e3, text_bytes((double)peak_rss_bytes()).text);
+    fflush(stdout);
+    logger_number(&s->log, "step", step);
+    logger_number(&s->log, "loss", loss);
+    logger_number(&s->log, "lr", lr);
+    logger_number(&s->log, "grad_norm", norm);
+    logger_number(&s->log, "tokens", (double)s->at.tokens);
+    logger_number(&s->log, "ms", ms);
+    logger_number(&s->log, "peak_bytes", (double)peak_rss_bytes());
+    logger_end(&s->log);
+}
+
+/* Steps until the last, or until Ctrl-C; what is due after each. Returns the signal, 0 at the end. */
+static int run_steps(Session *s) {
+    const TrainConfig *run = &s->run;
+    while (s->at.step < run->steps) {
+        run_step(s);
+        const int step = s->at.step, last = step == run->steps;
+        if (s->val_sequences && (last || (run->val_every && step % run->val_every == 0))) run_validation(s);
+        if (s->sample_total && (last || (run->sample_every && step % run->sample_every == 0))) run_sample(s);
+        const int stop = stop_signal; /* asked once: between saving and stopping it may change */
+        if (*run->out && (last || stop || (run->save_every && step % run->save_every == 0))) run_save(s);
+        if (stop) return stop;
+    }
     return 0;
+}
+
+/* The table again, now beside what was measured. */
+static void report_end(const Session *s, uint64_t tokens, double ms) {
+    const double planned = (double)memory_total(&s->mem, TIER_HOST), peak = (double)peak_rss_bytes();
+    printf("\n");
+    memory_print(&s->mem, stdout);
+    printf("  %-32s %-7s %10s   measured (%+.1f %% of the total)\n\n", "peak of the process", tier_names[TIER_HOST],
+           text_bytes(peak).text, 100 * (peak / planned - 1));
+    printf("%" PRIu64 " tokens in %s\n", tokens, text_seconds(ms * 1e-3).text);
+}
+
+/* Threads: what was asked for, else as many as OpenMP would start and the container allows. */
+static void choose_threads(const TrainConfig *run) {
+    set_threads(run->threads                ? run->threads
+                : getenv("OMP_NUM_THREADS") ? 0
+                                            : (int)min_size((size_t)max_threads(), (size_t)cpu_limit()));
+    if (run->threads > max_threads())
+        die("--threads %d: this program was built without OpenMP and has one thread; leave --threads out",
+            run->threads);
+    if (run->threads > sysconf(_SC_NPROCESSORS_ONLN))
+        fprintf(stderr, "warning: --threads %d on %ld processors will be slow\n", run->threads,
+                sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+/* --out: the directory, if no other run's checkpoints are there. */
+static void open_out(const Session *s) {
+    const int latest = checkpoint_latest(s->run.out, INT32_MAX);
+    if (s->resumed < 0 && latest >= 0)
+        die("--out %s: holds a checkpoint of step %d; add --resume to go on from it, or give another directory",
+            s->run.out, latest);
+    checkpoint_open_dir(s->run.out);
+    if (s->at.step < s->run.steps) catch_signals();
+}
+
+int main(int argc, char **argv) {
+    static Session s;
+    char path[MAX_PATH_BYTES];
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a long first step must not hold back the table, in a pipe either */
+    read_options(&s, argc, argv);
+    TrainConfig *run = &s.run;
+    train_config_check(run, &s.config);
+    choose_threads(run);
+    options_print(run, stdout);
+    open_data(&s);
+    plan_sample(&s);
+
+    /* The table first, so that a run that does not fit is seen to be refused and why. */
+    const size_t program = peak_rss_bytes();
+    report_plan(&s, program);
+    if (run->plan) return 0;
+    if (*run->out) open_out(&s);
+    run_alloc(&s.m, &s.batch, &s.mem, &s, run, program);
+    if (*run->out && checkpoint_space(run->out) < checkpoint_bytes(&s.m))
+        fprintf(stderr, "warning: --out %s: a checkpoint takes %s, but only %s are free\n", run->out,
+                text_bytes(checkpoint_bytes(&s.m)).text, text_bytes((double)checkpoint_space(run->out)).text);
+    const int nothing_to_do =
+        s.resumed >= 0 && s.at.step >= run->steps; /* then look at the model, and leave the log alone */
+    if (!nothing_to_do) open_log(&s);
+    if (s.resumed >= 0) {
+        checkpoint_path(path, run->out, "step-", s.resumed);
+        checkpoint_load(&s.m, path);
+        printf("resume: step %d of %d, from %s%s\n", s.at.step, run->steps, path,
+               nothing_to_do ? "; a larger --steps would train on" : "");
+    } else {
+        model_init(&s.m, run->seed);
+    }
+
+    const double start = now_ms();
+    const uint64_t tokens = s.at.tokens;
+    const int first = s.at.step;
+    const int stopped = run_steps(&s);
+    if (s.at.step == first) { /* no step: the weights as they are */
+        if (s.val_sequences) run_validation(&s);
+        if (s.sample_total) run_sample(&s);
+    } else {
+        report_end(&s, s.at.tokens - tokens, now_ms() - start);
+    }
+    if (stopped)
+        printf("stopped by signal %d after step %d; --out %s --resume goes on\n", stopped, s.at.step, run->out);
+    logger_close(&s.log);
+    data_close(&s.train);
+    data_close(&s.val);
+    files_close(&s.train_files);
+    files_close(&s.val_files);
+    state_free(&s.saved);
+    model_free(&s.m);
+    memory_free_all(&s.mem);
+    if (fflush(stdout) != 0 || ferror(stdout)) die("standard output: cannot write: %s", strerror(errno));
+    return stopped ? 128 + stopped : 0;
 }
 
 #endif /* TESTING */

@@ -7,54 +7,80 @@
 
 #include <limits.h>
 
-typedef enum { OPTION_TEXT, OPTION_COUNT, OPTION_REAL, OPTION_CHOICE } OptionKind;
+typedef enum { OPTION_TEXT, OPTION_COUNT, OPTION_REAL, OPTION_CHOICE, OPTION_FLAG } OptionKind;
+
+/* Whether a checkpoint keeps the option: --resume goes on with those of RUN, and refuses to change those of POSITION,
+   without which the place in the data means another place. THIS_TIME is not kept. */
+typedef enum { RUN, POSITION, THIS_TIME } OptionScope;
 
 typedef struct {
     const char *name;
     char letter; /* 0: none */
     OptionKind kind;
-    void *value;         /* const char *, int, double or int; holds the default before parsing */
+    void *value;         /* const char *, int, double, int or int; holds the default before parsing */
     int least;           /* OPTION_COUNT: the smallest that makes sense */
     const char *choices; /* OPTION_CHOICE: "exact|none", value is the index; else what --help shows */
+    OptionScope scope;
     const char *help;
 } Option;
 
-enum { MAX_OPTIONS = 32 };
+enum { MAX_OPTIONS = 48, MAX_VALUE = 1024 };
 
 /* Fills the table with pointers into c; returns the number of options. */
 static inline int options_table(TrainConfig *c, Option *out) {
     const Option table[] = {
-        {"data", 0, OPTION_TEXT, &c->data, 0, "FILE", "text file, read as bytes; or recall, the generated task"},
-        {"val", 0, OPTION_TEXT, &c->val, 0, "FILE",
-         "validation text; without it the last tenth of --data, if that holds a sequence"},
-        {"model", 0, OPTION_TEXT, &c->model, 0, "PRESET", "see below"},
-        {"seq-len", 'T', OPTION_COUNT, &c->T, 1, "N", "tokens per sequence: the whole context"},
-        {"batch", 'B', OPTION_COUNT, &c->B, 1, "N", "sequences side by side"},
-        {"chunk", 0, OPTION_COUNT, &c->chunk_size, 1, "N", "tokens per chunk; N >= seq-len is one chunk"},
-        {"page", 0, OPTION_COUNT, &c->P, 1, "N", "tokens per page; must divide a chunk that is shorter than seq-len"},
-        {"carry", 0, OPTION_CHOICE, &c->carry, 0, "exact|none", "gradients of keys and values across chunk edges"},
-        {"recompute", 0, OPTION_CHOICE, &c->recompute, 0, "chunk|layer",
+        {"data", 0, OPTION_TEXT, &c->data, 0, "FILES", RUN,
+         "text read as bytes, or .bin token files; 'dir/*.bin' for many; or recall, the generated task"},
+        {"val", 0, OPTION_TEXT, &c->val, 0, "FILES", RUN,
+         "validation data; without it the last tenth of --data, if that holds a sequence"},
+        {"model", 0, OPTION_TEXT, &c->model, 0, "PRESET", RUN, "see below"},
+        {"seq-len", 'T', OPTION_COUNT, &c->T, 1, "N", POSITION, "tokens per sequence: the whole context"},
+        {"batch", 'B', OPTION_COUNT, &c->B, 1, "N", RUN, "sequences side by side"},
+        {"chunk", 0, OPTION_COUNT, &c->chunk_size, 1, "N", RUN, "tokens per chunk; N >= seq-len is one chunk"},
+        {"page", 0, OPTION_COUNT, &c->P, 1, "N", RUN,
+         "tokens per page; must divide a chunk that is shorter than seq-len"},
+        {"carry", 0, OPTION_CHOICE, &c->carry, 0, "exact|none", RUN, "gradients of keys and values across chunk edges"},
+        {"recompute", 0, OPTION_CHOICE, &c->recompute, 0, "chunk|layer", RUN,
          "activations kept in the backward: all layers', or one layer's"},
-        {"grad-accum", 0, OPTION_COUNT, &c->grad_accum, 1, "N", "batches summed into one step"},
-        {"steps", 'n', OPTION_COUNT, &c->steps, 0, "N", "optimizer steps"},
-        {"lr", 0, OPTION_REAL, &c->lr, 0, "X", "peak learning rate"},
-        {"warmup", 0, OPTION_COUNT, &c->warmup, 0, "N", "steps of linear warm-up"},
-        {"schedule", 0, OPTION_CHOICE, &c->schedule, 0, "cosine|constant",
+        {"grad-accum", 0, OPTION_COUNT, &c->grad_accum, 1, "N", RUN, "batches summed into one step"},
+        {"steps", 'n', OPTION_COUNT, &c->steps, 0, "N", RUN, "optimizer steps, those before --resume included"},
+        {"lr", 0, OPTION_REAL, &c->lr, 0, "X", RUN, "peak learning rate"},
+        {"warmup", 0, OPTION_COUNT, &c->warmup, 0, "N", RUN, "steps of linear warm-up"},
+        {"schedule", 0, OPTION_CHOICE, &c->schedule, 0, "cosine|constant", RUN,
          "after the warm-up: down to lr/10, or constant"},
-        {"weight-decay", 0, OPTION_REAL, &c->weight_decay, 0, "X", "AdamW decay, on matrices only"},
-        {"clip", 0, OPTION_REAL, &c->clip, 0, "X", "largest gradient norm; 0: no clipping"},
-        {"seed", 0, OPTION_COUNT, &c->seed, 0, "N", "of weights and data"},
-        {"threads", 0, OPTION_COUNT, &c->threads, 0, "N",
-         "0: what OpenMP chooses; the result is the same for any number"},
-        {"val-every", 0, OPTION_COUNT, &c->val_every, 0, "N",
+        {"weight-decay", 0, OPTION_REAL, &c->weight_decay, 0, "X", RUN, "AdamW decay, on matrices only"},
+        {"clip", 0, OPTION_REAL, &c->clip, 0, "X", RUN, "largest gradient norm; 0: no clipping"},
+        {"seed", 0, OPTION_COUNT, &c->seed, 0, "N", POSITION, "of weights and data"},
+        {"threads", 0, OPTION_COUNT, &c->threads, 0, "N", THIS_TIME,
+         "0: one per processor that this process may use; the result is the same for any number"},
+        {"val-every", 0, OPTION_COUNT, &c->val_every, 0, "N", RUN,
          "validate every N steps and at the end; 0: at the end only"},
-        {"val-seqs", 0, OPTION_COUNT, &c->val_seqs, 0, "N",
+        {"val-seqs", 0, OPTION_COUNT, &c->val_seqs, 0, "N", RUN,
          "most validation sequences to use; 0: never validate, hold nothing out"},
-        {"recall-distance", 0, OPTION_COUNT, &c->recall_distance, 0, "N",
+        {"recall-distance", 0, OPTION_COUNT, &c->recall_distance, 0, "N", POSITION,
          "least tokens from fact to question, at most seq-len / 4; 0: one chunk"},
-        {"log", 0, OPTION_TEXT, &c->log, 0, "FILE", "one JSON object per step and per validation"},
+        {"out", 0, OPTION_TEXT, &c->out, 0, "DIR", THIS_TIME,
+         "where checkpoints go: at the end, on Ctrl-C, and as --save-every says"},
+        {"save-every", 0, OPTION_COUNT, &c->save_every, 0, "N", RUN, "a checkpoint every N steps; 0: at the end only"},
+        {"keep", 0, OPTION_COUNT, &c->keep, 0, "N", RUN, "newest checkpoints to keep; 0: all"},
+        {"resume", 0, OPTION_FLAG, &c->resume, 0, "", THIS_TIME,
+         "go on from the newest checkpoint of --out, with its options where none are given"},
+        {"prompt", 0, OPTION_TEXT, &c->prompt, 0, "TEXT", RUN,
+         "write a sample that continues it, at the end; token ids if the data are not text"},
+        {"sample-every", 0, OPTION_COUNT, &c->sample_every, 0, "N", RUN, "a sample every N steps; 0: at the end only"},
+        {"sample-len", 0, OPTION_COUNT, &c->sample_len, 0, "N", RUN,
+         "tokens of a sample; 0: up to 256, as --seq-len has room"},
+        {"temperature", 0, OPTION_REAL, &c->temperature, 0, "X", RUN, "of samples; 0: always the likeliest token"},
+        {"top-k", 0, OPTION_COUNT, &c->top_k, 0, "N", RUN, "sample among the N likeliest tokens; 0: among all"},
+        {"log", 0, OPTION_TEXT, &c->log, 0, "FILE", THIS_TIME,
+         "one JSON object per step, validation and sample; with --out it is DIR/log.jsonl"},
+        {"dump", 0, OPTION_TEXT, &c->dump, 0, "FILE", THIS_TIME,
+         "write every intermediate of the first step as safetensors; see dev/compare_dumps"},
+        {"plan", 0, OPTION_FLAG, &c->plan, 0, "", THIS_TIME,
+         "print memory, flops and bytes of such a run, and allocate and train nothing"},
     };
     int n = sizeof table / sizeof table[0];
+    static_assert(sizeof table / sizeof table[0] <= MAX_OPTIONS, "raise MAX_OPTIONS");
     memcpy(out, table, sizeof table);
     return n;
 }
@@ -63,7 +89,13 @@ static inline int options_table(TrainConfig *c, Option *out) {
 static inline void option_format(const Option *o, char *text, size_t size) {
     if (o->kind == OPTION_TEXT) snprintf(text, size, "%s", *(const char **)o->value);
     if (o->kind == OPTION_COUNT) snprintf(text, size, "%d", *(int *)o->value);
-    if (o->kind == OPTION_REAL) snprintf(text, size, "%g", *(double *)o->value);
+    if (o->kind == OPTION_FLAG) snprintf(text, size, "%s", *(int *)o->value ? "yes" : "");
+    if (o->kind == OPTION_REAL) { /* as short as it can be and still be the same number */
+        for (int digits = 6; digits <= 17; digits++) {
+            snprintf(text, size, "%.*g", digits, *(double *)o->value);
+            if (strtod(text, NULL) == *(double *)o->value) break;
+        }
+    }
     if (o->kind == OPTION_CHOICE) {
         const char *s = o->choices;
         for (int i = *(int *)o->value; i > 0; i--) s = strchr(s, '|') + 1;
@@ -77,6 +109,7 @@ static inline void option_parse(const Option *o, const char *text) {
         if (*text == 0) die("--%s: empty; give %s, or leave the option out", o->name, o->choices);
         *(const char **)o->value = text;
     }
+    if (o->kind == OPTION_FLAG) *(int *)o->value = 1;
     if (o->kind == OPTION_COUNT) {
         errno = 0;
         long long n = strtoll(text, &end, 10);
@@ -124,6 +157,10 @@ static inline const Option *option_next(const Option *table, int n, int argc, ch
         }
     }
     if (!found) die("%s: no such option; --help lists them", word);
+    if (found->kind == OPTION_FLAG) {
+        if (*value) die("%s: --%s takes no value", word, found->name);
+        *value = "yes";
+    }
     if (!*value) {
         if (*i + 1 >= argc) die("%s: needs a value, like %s %s", word, word, found->choices);
         *value = argv[++*i];
@@ -136,10 +173,11 @@ static inline void options_help(const Option *table, int n, FILE *out) {
                  "Trains a language model at context lengths that do not fit in memory otherwise:\n"
                  "chunk by chunk, with exact gradients through paged keys and values.\n\n");
     for (int k = 0; k < n; k++) {
-        char left[64], value[160];
+        char left[64], value[MAX_VALUE];
         option_format(&table[k], value, sizeof value);
         if (table[k].letter)
             snprintf(left, sizeof left, "--%s, -%c %s", table[k].name, table[k].letter, table[k].choices);
+        else if (table[k].kind == OPTION_FLAG) snprintf(left, sizeof left, "--%s", table[k].name);
         else snprintf(left, sizeof left, "--%s %s", table[k].name, table[k].choices);
         fprintf(out, "  %-28s %s%s%s%s\n", left, table[k].help, *value ? " [" : "", value, *value ? "]" : "");
     }
@@ -147,10 +185,10 @@ static inline void options_help(const Option *table, int n, FILE *out) {
     fprintf(out, "Whole numbers take K (x 1024) and M (x 1024 x 1024).\n\nmodels (--model), with their own defaults "
                  "for the options above:\n");
     for (int i = 0; i < NUM_PRESETS; i++) {
-        fprintf(out, "  %-10s %-40s T %d, batch %d, chunk %d\n", presets[i].name, presets[i].about, presets[i].T,
+        fprintf(out, "  %-12s %-40s T %d, batch %d, chunk %d\n", presets[i].name, presets[i].about, presets[i].T,
                 presets[i].B, presets[i].chunk_size);
     }
-    fprintf(out, "Without --model: recall for --data recall, tiny for a text file.\n");
+    fprintf(out, "Without --model: recall for --data recall, tiny for files.\n");
 }
 
 /* Reads the command line. Two sweeps: --data and --model choose the preset, whose values are the
@@ -188,7 +226,7 @@ static inline void options_print(TrainConfig *c, FILE *out) {
     Option table[MAX_OPTIONS];
     int n = options_table(c, table), column = 0;
     for (int k = 0; k < n; k++) {
-        char value[160];
+        char value[MAX_VALUE];
         option_format(&table[k], value, sizeof value);
         if (!*value) continue;
         int width = fprintf(out, "%s%s %s", column ? "" : "  ", table[k].name, value);

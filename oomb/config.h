@@ -29,12 +29,45 @@ typedef struct {
     double init_std;
 } ModelConfig;
 
+/* Its fields by name, for files. */
+typedef struct {
+    const char *name;
+    size_t offset;
+    int real; /* a double, else an int */
+} ConfigField;
+
+static const ConfigField config_fields[] = {
+    {"V", offsetof(ModelConfig, V), 0},
+    {"L", offsetof(ModelConfig, L), 0},
+    {"C", offsetof(ModelConfig, C), 0},
+    {"NH", offsetof(ModelConfig, NH), 0},
+    {"NKV", offsetof(ModelConfig, NKV), 0},
+    {"HD", offsetof(ModelConfig, HD), 0},
+    {"F", offsetof(ModelConfig, F), 0},
+    {"max_T", offsetof(ModelConfig, max_T), 0},
+    {"norm", offsetof(ModelConfig, norm), 0},
+    {"pos", offsetof(ModelConfig, pos), 0},
+    {"mlp", offsetof(ModelConfig, mlp), 0},
+    {"bias", offsetof(ModelConfig, bias), 0},
+    {"qkv_bias", offsetof(ModelConfig, qkv_bias), 0},
+    {"qk_norm", offsetof(ModelConfig, qk_norm), 0},
+    {"tied", offsetof(ModelConfig, tied), 0},
+    {"norm_eps", offsetof(ModelConfig, norm_eps), 1},
+    {"rope_theta", offsetof(ModelConfig, rope_theta), 1},
+};
+enum { NUM_CONFIG_FIELDS = sizeof config_fields / sizeof config_fields[0] };
+
+static inline double config_get(const ModelConfig *m, int field) {
+    const char *at = (const char *)m + config_fields[field].offset;
+    return config_fields[field].real ? *(const double *)at : *(const int *)at;
+}
+
 enum { MAX_THREADS = 1024 };
 
 typedef enum { RECOMPUTE_CHUNK, RECOMPUTE_LAYER } Recompute;
 
 typedef struct {
-    const char *data, *val, *model, *log; /* "" when not given */
+    const char *data, *val, *model, *log, *out, *prompt, *dump; /* "" when not given */
     int T, B, chunk_size, P;
     int carry;     /* Carry */
     int recompute; /* Recompute */
@@ -44,6 +77,10 @@ typedef struct {
     int schedule; /* ScheduleKind */
     double weight_decay, clip;
     int seed, threads, val_every, val_seqs, recall_distance;
+    int save_every, keep, resume;
+    int sample_every, sample_len, top_k;
+    double temperature;
+    int plan;
 } TrainConfig;
 
 typedef struct {
@@ -157,7 +194,7 @@ static inline ModelConfig model_config(const Preset *preset) {
 static inline TrainConfig train_config(const Preset *preset) {
     TrainConfig c;
     c.data = "recall";
-    c.val = c.log = "";
+    c.val = c.log = c.out = c.prompt = c.dump = "";
     c.model = preset->name;
     c.T = preset->T;
     c.B = preset->B;
@@ -177,6 +214,14 @@ static inline TrainConfig train_config(const Preset *preset) {
     c.val_every = 0;
     c.val_seqs = 16;
     c.recall_distance = 0;
+    c.save_every = 0;
+    c.keep = 2;
+    c.resume = 0;
+    c.sample_every = 0;
+    c.sample_len = 0;
+    c.top_k = 0;
+    c.temperature = 1.0;
+    c.plan = 0;
     return c;
 }
 
@@ -216,6 +261,14 @@ static inline void train_config_check(const TrainConfig *c, const ModelConfig *m
     if (c->threads > MAX_THREADS) die("--threads %d: at most %d", c->threads, MAX_THREADS);
     if (!(c->lr >= 0)) die("--lr %g: must be 0 or more", c->lr);
     if (!(c->weight_decay >= 0)) die("--weight-decay %g: must be 0 or more", c->weight_decay);
+    if (c->save_every && !*c->out) die("--save-every %d: where to? Give --out DIR", c->save_every);
+    if (c->resume && !*c->out) die("--resume: from where? Give --out DIR");
+    const int samples = c->sample_every || *c->prompt;
+    if (c->sample_len && !samples)
+        die("--sample-len %d: nothing asks for a sample; give --prompt or --sample-every", c->sample_len);
+    if (c->top_k && !samples) die("--top-k %d: nothing asks for a sample; give --prompt or --sample-every", c->top_k);
+    if (!(c->temperature >= 0)) die("--temperature %g: must be 0 (always the likeliest token) or more", c->temperature);
+    if (*c->dump && c->steps == 0) die("--dump %s: there is no step to write down with --steps 0", c->dump);
     if (!(c->clip >= 0)) die("--clip %g: must be 0 (no clipping) or more", c->clip);
 }
 

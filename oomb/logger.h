@@ -12,10 +12,30 @@ typedef struct {
     int fields; /* written in the current object */
 } Logger;
 
-static inline Logger logger_open(const char *path) {
+/* A log that goes on after step `after`: what later steps left there, and a line that was cut off, is dropped. */
+static inline void logger_rewind(const char *path, int after) {
+    static const char begins[] = "{\"step\":";
+    char *line = NULL;
+    size_t room = 0;
+    off_t keep = 0;
+    FILE *f = fopen(path, "r");
+    if (!f) return; /* it begins here */
+    for (ssize_t n; (n = getline(&line, &room, f)) > 0; keep += n) {
+        if (strncmp(line, begins, min_size(sizeof begins - 1, (size_t)n)) != 0)
+            die("--log %s: not a log of this program; give it another name", path);
+        if (line[n - 1] != '\n' || strtol(line + sizeof begins - 1, NULL, 10) > after) break;
+    }
+    free(line);
+    fclose(f);
+    if (truncate(path, keep) != 0) die("--log %s: cannot shorten it: %s", path, strerror(errno));
+}
+
+/* path "": no log. after: the step whose checkpoint the run goes on from; -1: a new log. */
+static inline Logger logger_open(const char *path, int after) {
     Logger g = {path, NULL, 0};
     if (*path) {
-        g.file = fopen(path, "w");
+        if (after >= 0) logger_rewind(path, after);
+        g.file = fopen(path, after >= 0 ? "a" : "w");
         if (!g.file) die("--log %s: cannot open for writing: %s", path, strerror(errno));
     }
     return g;
@@ -38,12 +58,24 @@ static inline void logger_number(Logger *g, const char *key, double x) {
     logger_value(g, x);
 }
 
+static inline void logger_integers(Logger *g, const char *key, const int *x, int n) {
+    logger_key(g, key);
+    for (int i = 0; g->file && i < n; i++) fprintf(g->file, "%c%d", i ? ',' : '[', x[i]);
+    if (g->file) fprintf(g->file, n ? "]" : "[]");
+}
+
 /* Ends the object; a log that cannot be written ends the run, for it would lie. */
 static inline void logger_end(Logger *g) {
     if (!g->file) return;
     fprintf(g->file, "}\n");
     g->fields = 0;
     if (fflush(g->file) != 0) die("--log %s: cannot write: %s", g->path, strerror(errno));
+}
+
+/* What was written so far, to the disk. */
+static inline void logger_sync(Logger *g) {
+    if (g->file && fsync(fileno(g->file)) != 0 && errno != EINVAL && errno != ENOTSUP) /* a pipe has nothing to sync */
+        die("--log %s: cannot write: %s", g->path, strerror(errno));
 }
 
 static inline void logger_close(Logger *g) {

@@ -108,6 +108,12 @@ static inline size_t tensor_offset(const TensorInfo *t, int L, int id, int l) {
     return id > LN1W ? before + (size_t)L * layer : before;
 }
 
+/* Its name in our own files: "wte", "layer.3.wq". */
+static inline void tensor_name(const TensorInfo *t, int id, int l, char *out, size_t size) {
+    if (t[id].per_layer) snprintf(out, size, "layer.%d.%s", l, t[id].name);
+    else snprintf(out, size, "%s", t[id].name);
+}
+
 static inline size_t tensors_total(const TensorInfo *t, int L) { return tensor_offset(t, L, NUM_TENSORS, 0); }
 
 #endif

@@ -5,6 +5,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -44,6 +45,13 @@ static inline void *xcalloc(size_t count, size_t size) {
     return p;
 }
 
+static inline void *xrealloc(void *p, size_t count, size_t size) {
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes) || !(p = realloc(p, bytes ? bytes : 1)))
+        die("out of memory: %zu x %zu bytes for a table", count, size);
+    return p;
+}
+
 /* Opens a regular file for reading and returns its size in bytes. */
 static inline FILE *xopen_read(const char *path, uint64_t *bytes) {
     struct stat st;
@@ -65,6 +73,26 @@ static inline void xread_at(FILE *f, const char *path, uint64_t offset, void *ds
         die("%s: wanted %zu bytes at offset %llu, got %zu; was the file cut while in use?", path, bytes,
             (unsigned long long)offset, got);
     }
+}
+
+/* All of data to `offset` of fd. Returns 0, or the errno of what went wrong. */
+static inline int write_at(int fd, uint64_t offset, const void *data, size_t bytes) {
+    for (const char *p = (const char *)data; bytes > 0;) {
+        ssize_t n = pwrite(fd, p, min_size(bytes, (size_t)1 << 30), (off_t)offset);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return n < 0 ? errno : ENOSPC;
+        p += n;
+        offset += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return 0;
+}
+
+/* fsync and close, whatever `error` happened before. Returns the first fault. */
+static inline int close_durably(int fd, int error) {
+    if (!error && fsync(fd) != 0) error = errno;
+    if (close(fd) != 0 && !error) error = errno;
+    return error;
 }
 
 static inline double now_ms(void) {
@@ -100,10 +128,43 @@ static inline size_t peak_rss_bytes(void) {
 #endif
 }
 
+/* The least value that `file` ("memory.max"; "cpu.max" with its period as a second number) has in this process's control
+   group and those above it, rounded up; UINT64_MAX: no limit. root and self: where the system shows groups and
+   the name of this process's. */
+static inline uint64_t cgroup_limit(const char *root, const char *self, const char *file) {
+    char group[1024] = "", line[1024], path[4096];
+    uint64_t least = UINT64_MAX;
+    FILE *f = fopen(self, "r");
+    while (f && fgets(line, sizeof line, f)) {
+        if (strncmp(line, "0::/", 4) == 0)
+            snprintf(group, sizeof group, "%.*s", (int)strcspn(line + 3, "\n"), line + 3);
+    }
+    if (f) fclose(f);
+    for (;;) {
+        unsigned long long value, period = 1;
+        snprintf(path, sizeof path, "%s%s/%s", root, group, file);
+        f = fopen(path, "r");
+        if (f && fscanf(f, "%llu %llu", &value, &period) >= 1 && period > 0 && ceil_div(value, period) < least)
+            least = ceil_div(value, period);
+        if (f) fclose(f);
+        if (!*group) return least;
+        *strrchr(group, '/') = 0;
+    }
+}
+
+/* Processors that this process may keep busy in a container; UINT64_MAX: no limit. */
+static inline uint64_t cpu_limit(void) {
+    uint64_t v2 = cgroup_limit("/sys/fs/cgroup", "/proc/self/cgroup", "cpu.max");
+    uint64_t quota = read_number("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "", UINT64_MAX); /* -1: none */
+    uint64_t period = read_number("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "", 0);
+    uint64_t v1 = period && quota < UINT64_MAX ? ceil_div(quota, period) : UINT64_MAX;
+    return v1 < v2 ? v1 : v2;
+}
+
 /* The memory that this process could have at most: the machine's, or less in a container. */
 static inline size_t machine_bytes(void) {
     uint64_t machine = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t v2 = read_number("/sys/fs/cgroup/memory.max", "", UINT64_MAX);
+    uint64_t v2 = cgroup_limit("/sys/fs/cgroup", "/proc/self/cgroup", "memory.max");
     uint64_t v1 = read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes", "", UINT64_MAX);
     if (v2 < machine) machine = v2;
     return (size_t)(v1 < machine ? v1 : machine);
@@ -135,6 +196,19 @@ static inline Text text_bytes(double bytes) {
         u++;
     }
     snprintf(t.text, sizeof t.text, u ? "%.1f %s" : "%.0f %s", bytes, unit[u]);
+    return t;
+}
+
+/* "1.23 GFLOP" and so on: powers of 1000. */
+static inline Text text_flops(double flops) {
+    static const char *const unit[] = {"FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP"};
+    Text t;
+    int u = 0;
+    while (flops >= 1000 && u < 7) {
+        flops /= 1000;
+        u++;
+    }
+    snprintf(t.text, sizeof t.text, "%.3g %s", flops, unit[u]);
     return t;
 }
 

@@ -1,0 +1,236 @@
+/* checkpoint.h: the directory that --out names, and how it stays whole.
+
+     DIR/step-00000010/weights.safetensors     parameters
+                       optimizer.safetensors   AdamW m and v
+                       state.json              step, data position, model, options
+     DIR/log.jsonl                             the log, unless --log says otherwise
+
+   A checkpoint is written into DIR/.writing-00000010, each file is fsynced, then the directory, then it gets its
+   name in one rename, then DIR is fsynced. What has a name "step-..." is therefore complete, at whatever moment the
+   machine stops. It goes the same way backwards: renamed to .deleting-..., then removed. What begins with a dot is
+   swept away at the next start. A lock on DIR keeps a second run out; it ends with the process.
+
+   This file knows directories and state.json; the program writes the tensors in between. */
+#ifndef OOMB_CHECKPOINT_H
+#define OOMB_CHECKPOINT_H
+
+#include "config.h"
+#include "json.h"
+
+#include <dirent.h>
+#include <inttypes.h>
+#include <sys/file.h>
+#include <sys/statvfs.h>
+
+enum { STATE_FORMAT = 1, MAX_PATH_BYTES = 4096 };
+
+/* Where a run is. Every random number is a function of the seed and one of these counters. */
+typedef struct {
+    int step;             /* optimizer steps done */
+    uint64_t sample;      /* sequences read: the position in the data */
+    uint64_t tokens;      /* tokens trained on */
+    uint64_t data_tokens; /* tokens of the training data, 0 for the recall task: another number is other data */
+} RunState;
+
+static inline void path_join(char *out, const char *dir, const char *name) {
+    if (snprintf(out, MAX_PATH_BYTES, "%s/%s", dir, name) >= MAX_PATH_BYTES)
+        die("%s/%s: the path is too long", dir, name);
+}
+
+/* fsync of a directory: the names in it. Returns 0 or an errno. */
+static inline int directory_sync(const char *path) {
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return fd < 0 ? errno : close_durably(fd, 0);
+}
+
+/* A directory of plain files, and the files in it. What cannot be removed is left: it does no harm. */
+static inline void directory_remove(const char *path) {
+    char file[MAX_PATH_BYTES];
+    DIR *d = opendir(path);
+    for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+        path_join(file, path, e->d_name);
+        unlink(file);
+    }
+    if (d) closedir(d);
+    rmdir(path);
+}
+
+/* The step behind `prefix` in a name of this directory; -1 if it is another name. */
+static inline int checkpoint_step_of(const char *name, const char *prefix) {
+    const size_t n = strlen(prefix);
+    if (strncmp(name, prefix, n) != 0 || strlen(name + n) < 8 || strlen(name + n) > 10) return -1;
+    for (const char *p = name + n; *p; p++) {
+        if (*p < '0' || *p > '9') return -1;
+    }
+    const long step = strtol(name + n, NULL, 10);
+    return step <= INT32_MAX ? (int)step : -1;
+}
+
+static inline void checkpoint_path(char *out, const char *dir, const char *prefix, int step) {
+    char name[64];
+    snprintf(name, sizeof name, "%s%08d", prefix, step);
+    path_join(out, dir, name);
+}
+
+/* The newest checkpoint of dir older than step `before`; -1: none, or no such directory. */
+static inline int checkpoint_latest(const char *dir, int before) {
+    int latest = -1;
+    DIR *d = opendir(dir);
+    for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
+        const int step = checkpoint_step_of(e->d_name, "step-");
+        if (step < before && step > latest) latest = step;
+    }
+    if (d) closedir(d);
+    return latest;
+}
+
+/* Makes dir if it is not there, locks it for this process, and removes what a killed run has left half done.
+   Returns its descriptor. */
+static inline int checkpoint_open_dir(const char *dir) {
+    char path[MAX_PATH_BYTES];
+    if (mkdir(dir, 0777) != 0 && errno != EEXIST) die("--out %s: cannot make the directory: %s", dir, strerror(errno));
+    const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) die("--out %s: cannot open the directory: %s", dir, strerror(errno));
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0)
+        die("--out %s: %s", dir, errno == EWOULDBLOCK ? "another run is writing there" : strerror(errno));
+    DIR *d = opendir(dir);
+    for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
+        if (checkpoint_step_of(e->d_name, ".writing-") < 0 && checkpoint_step_of(e->d_name, ".deleting-") < 0) continue;
+        path_join(path, dir, e->d_name);
+        directory_remove(path);
+    }
+    if (d) closedir(d);
+    path_join(path, dir, ".writing-00000000"); /* before the first step, not after hours */
+    if (mkdir(path, 0777) != 0 || rmdir(path) != 0) die("--out %s: cannot write there: %s", dir, strerror(errno));
+    return fd;
+}
+
+/* path = a new directory to write the checkpoint of `step` into. Returns 0 or an errno. */
+static inline int checkpoint_begin(char *path, const char *dir, int step) {
+    checkpoint_path(path, dir, ".writing-", step);
+    return mkdir(path, 0777) == 0 ? 0 : errno;
+}
+
+/* The directory that checkpoint_begin() made, filled and its files synced, becomes the checkpoint. With an error from
+   before, or one here, it is removed. Returns 0 or the errno. */
+static inline int checkpoint_commit(const char *dir, int step, int error) {
+    char from[MAX_PATH_BYTES], to[MAX_PATH_BYTES];
+    checkpoint_path(from, dir, ".writing-", step);
+    checkpoint_path(to, dir, "step-", step);
+    if (!error) error = directory_sync(from);
+    if (!error && rename(from, to) != 0) error = errno;
+    if (error) directory_remove(from);
+    else error = directory_sync(dir);
+    return error;
+}
+
+/* Removes all but the newest `keep` checkpoints (0: keeps all). */
+static inline void checkpoint_prune(const char *dir, int keep) {
+    char from[MAX_PATH_BYTES], to[MAX_PATH_BYTES];
+    int step = INT32_MAX;
+    for (int i = 0; keep && i < keep && step >= 0; i++) step = checkpoint_latest(dir, step);
+    while (keep && step >= 0 && (step = checkpoint_latest(dir, step)) >= 0) {
+        checkpoint_path(from, dir, "step-", step);
+        checkpoint_path(to, dir, ".deleting-", step);
+        if (rename(from, to) == 0) directory_remove(to);
+    }
+}
+
+/* Bytes that are free where dir is; UINT64_MAX when the system does not say. */
+static inline uint64_t checkpoint_space(const char *dir) {
+    struct statvfs s;
+    return statvfs(dir, &s) == 0 ? (uint64_t)s.f_bavail * s.f_frsize : UINT64_MAX;
+}
+
+/* state.json in directory path. options: `count` pairs of name and value. Returns 0 or an errno. */
+static inline int state_write(const char *path, const RunState *s, const ModelConfig *m,
+                              const char *const (*options)[2], int count) {
+    char file[MAX_PATH_BYTES], *text = NULL;
+    size_t bytes = 0;
+    path_join(file, path, "state.json");
+    FILE *f = open_memstream(&text, &bytes);
+    if (!f) return errno;
+    fprintf(f,
+            "{\n\"format\": %d,\n\"step\": %d,\n\"sample\": %" PRIu64 ",\n\"tokens\": %" PRIu64
+            ",\n\"data_tokens\": %" PRIu64 ",\n\"model\": {",
+            STATE_FORMAT, s->step, s->sample, s->tokens, s->data_tokens);
+    for (int i = 0; i < NUM_CONFIG_FIELDS; i++)
+        fprintf(f, "%s\"%s\": %.17g", i ? ", " : "", config_fields[i].name, config_get(m, i));
+    fprintf(f, "},\n\"options\": {");
+    for (int i = 0; i < count; i++) {
+        fprintf(f, "%s\n  ", i ? "," : "");
+        json_write_string(f, options[i][0]);
+        fprintf(f, ": ");
+        json_write_string(f, options[i][1]);
+    }
+    fprintf(f, "\n}\n}\n");
+    if (fclose(f) != 0) return errno;
+    const int fd = open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    const int error = fd < 0 ? errno : close_durably(fd, write_at(fd, 0, text, bytes));
+    free(text);
+    return error;
+}
+
+/* What state_write() wrote. */
+typedef struct {
+    RunState run;
+    double model[NUM_CONFIG_FIELDS]; /* NAN where the file has no such field */
+    char **options;                  /* (count) "--name=value" */
+    int count;
+} SavedState;
+
+static inline SavedState state_read(const char *path) {
+    SavedState s;
+    char file[MAX_PATH_BYTES], key[64], value[MAX_PATH_BYTES];
+    uint64_t bytes, format = 0, step = UINT64_MAX;
+    memset(&s, 0, sizeof s);
+    for (int i = 0; i < NUM_CONFIG_FIELDS; i++) s.model[i] = NAN;
+    path_join(file, path, "state.json");
+    FILE *f = xopen_read(file, &bytes);
+    if (bytes > 1 << 20) die("%s: %" PRIu64 " bytes are too many for a state", file, bytes);
+    char *text = (char *)xcalloc((size_t)bytes + 1, 1);
+    xread_at(f, file, 0, text, (size_t)bytes);
+    fclose(f);
+    Json j = json_begin(text, (size_t)bytes);
+    for (json_open(&j, '{'); json_key(&j, key, sizeof key);) {
+        if (strcmp(key, "format") == 0) json_u64(&j, &format);
+        else if (strcmp(key, "step") == 0) json_u64(&j, &step);
+        else if (strcmp(key, "sample") == 0) json_u64(&j, &s.run.sample);
+        else if (strcmp(key, "tokens") == 0) json_u64(&j, &s.run.tokens);
+        else if (strcmp(key, "data_tokens") == 0) json_u64(&j, &s.run.data_tokens);
+        else if (strcmp(key, "model") == 0) {
+            for (json_open(&j, '{'); json_key(&j, key, sizeof key);) {
+                double x = NAN;
+                json_double(&j, &x);
+                for (int i = 0; i < NUM_CONFIG_FIELDS; i++) {
+                    if (strcmp(key, config_fields[i].name) == 0) s.model[i] = x;
+                }
+            }
+        } else if (strcmp(key, "options") == 0) {
+            for (json_open(&j, '{'); json_key(&j, key, sizeof key);) {
+                if (!json_string(&j, value, sizeof value)) break;
+                const size_t n = strlen(key) + strlen(value) + 4;
+                s.options = (char **)xrealloc(s.options, (size_t)s.count + 1, sizeof(char *));
+                s.options[s.count] = (char *)xcalloc(n, 1);
+                snprintf(s.options[s.count++], n, "--%s=%s", key, value);
+            }
+        } else {
+            die("%s: unknown key \"%s\": written by a newer version?", file, key);
+        }
+    }
+    if (!json_end(&j)) die("%s: byte %zu: %s", file, json_at(&j), j.error);
+    free(text);
+    if (format != STATE_FORMAT) die("%s: format %" PRIu64 "; this program reads format %d", file, format, STATE_FORMAT);
+    if (step > INT32_MAX) die("%s: the step is missing or too large", file);
+    s.run.step = (int)step;
+    return s;
+}
+
+static inline void state_free(SavedState *s) {
+    for (int i = 0; i < s->count; i++) free(s->options[i]);
+    free(s->options);
+    memset(s, 0, sizeof *s);
+}
+
+#endif
