@@ -3,6 +3,7 @@
 # make test       build and run the tests: under 5 minutes
 # make headers    every header compiles alone, as C11 and as C++17
 # make sanitize   the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+# make fuzz       the readers of files under libFuzzer, for a minute
 # make check      the build itself: other compilers, no OpenMP
 #
 # Choose: CC=clang   ARCH=-march=x86-64-v3   OPENMP=no   CFLAGS=-O2
@@ -62,19 +63,33 @@ headers:
 
 # No OpenMP: its runtime is not instrumented. Without the test of measured memory: a sanitizer has its own.
 SANITIZE = -O2 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+SANITIZED_NAMES = -DPROGRAM='"./train_oomb_sanitized"' -DDOUBLE_TESTS='"./test_oomb_double_sanitized"' \
+                  -DCOMPARE='"./compare_dumps_sanitized"'
 sanitize: $(TEST_SOURCES)
 	$(MAKE) OPENMP=no CFLAGS="$(SANITIZE)" sanitized
 sanitized: $(TEST_SOURCES)
 	$(CC) $(CFLAGS) $(FLAGS) train_oomb.c -o train_oomb_sanitized -lm
-	$(CC) $(CFLAGS) $(FLAGS) -DPROGRAM='"./train_oomb_sanitized"' -DDOUBLE_TESTS='"./test_oomb_double_sanitized"' test_oomb.c -o test_oomb_sanitized -lm
-	$(CC) $(CFLAGS) $(FLAGS) -DFLOATX_DOUBLE test_oomb.c -o test_oomb_double_sanitized -lm
+	$(CC) $(CFLAGS) $(FLAGS) dev/compare_dumps.c -o compare_dumps_sanitized -lm
+	$(CC) $(CFLAGS) $(FLAGS) $(SANITIZED_NAMES) test_oomb.c -o test_oomb_sanitized -lm
+	$(CC) $(CFLAGS) $(FLAGS) $(SANITIZED_NAMES) -DFLOATX_DOUBLE test_oomb.c -o test_oomb_double_sanitized -lm
 	./test_oomb_double_sanitized
 	./test_oomb_sanitized -memory
+
+# What reads other people's files, under libFuzzer. Its inputs and findings stay in dev/fuzz/corpus.
+FUZZ_SECONDS ?= 60
+fuzz: dev/fuzz/fuzz_readers
+	mkdir -p dev/fuzz/corpus
+	cp dev/fuzz/seeds/* dev/fuzz/corpus
+	dev/fuzz/fuzz_readers -max_total_time=$(FUZZ_SECONDS) -max_len=2000 -dict=dev/fuzz/readers.dict \
+	  -artifact_prefix=dev/fuzz/corpus/ -print_final_stats=1 dev/fuzz/corpus
+dev/fuzz/fuzz_readers: dev/fuzz/fuzz_readers.c $(HEADERS) Makefile
+	clang -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -Wall -Wextra -fsanitize=fuzzer,address,undefined \
+	  -fno-sanitize-recover=all $< -o $@ -lm || { echo "make fuzz needs clang with libFuzzer (Debian: clang, libclang-rt-14-dev)"; exit 1; }
 
 check:
 	scripts/check_build.sh
 
 clean:
-	rm -f .flags train_oomb train_oomb_double dev/compare_dumps test_oomb test_oomb_double train_oomb_sanitized test_oomb_sanitized test_oomb_double_sanitized
+	rm -f .flags train_oomb train_oomb_double dev/compare_dumps dev/fuzz/fuzz_readers test_oomb test_oomb_double *_sanitized
 
-.PHONY: all run test headers sanitize sanitized check clean FORCE
+.PHONY: all run test headers sanitize sanitized fuzz check clean FORCE

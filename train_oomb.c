@@ -1943,7 +1943,7 @@ static void report_work_line(const char *name, int chunks, const Work *w) {
 }
 
 /* What a step does, pass by pass, from the schedule that it would run. m is planned, not allocated. */
-static void report_work(Model *m, int grad_accum) {
+static void report_work(Model *m, int grad_accum, Logger *log) {
     Work sum[2][WORK_KINDS], total = {0}, step[WORK_KINDS]; /* [is a backward][kind] */
     int chunks[2] = {0, 0};
     memset(sum, 0, sizeof sum);
@@ -1966,6 +1966,11 @@ static void report_work(Model *m, int grad_accum) {
     report_work_line("backward: forward again, head", chunks[1], &sum[1][WORK_FORWARD]);
     report_work_line("backward: gradients", chunks[1], &sum[1][WORK_BACKWARD]);
     report_work_line("total", chunks[0] + chunks[1], &total);
+    logger_number(log, "flops_products", total.products);
+    logger_number(log, "flops_attention", total.attention);
+    logger_number(log, "param_bytes", total.param_bytes);
+    logger_number(log, "pages_read", total.pages_read);
+    logger_number(log, "pages_written", total.pages_written);
 }
 
 /* The memory table, before anything is allocated; with --plan also the work. */
@@ -1982,7 +1987,11 @@ static void report_plan(const Session *s, size_t program) {
                tier_names[TIER_HOST], text_bytes((double)memory_total(&one_pass, TIER_HOST)).text);
     printf("\n");
     if (run->plan) {
-        report_work(&planned, run->grad_accum);
+        Logger log = logger_open(run->log, -1);
+        report_work(&planned, run->grad_accum, &log);
+        logger_number(&log, "host_bytes", (double)memory_total(&plan, TIER_HOST));
+        logger_end(&log);
+        logger_close(&log);
         if (memory_total(&plan, TIER_HOST) > machine_bytes())
             printf("\nThis machine has %s of memory: the run does not fit.\n",
                    text_bytes((double)machine_bytes()).text);

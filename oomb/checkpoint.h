@@ -180,19 +180,14 @@ typedef struct {
     int count;
 } SavedState;
 
-static inline SavedState state_read(const char *path) {
+/* From the text of a state.json; file: its name, for errors. */
+static inline SavedState state_parse(const char *file, const char *text, size_t bytes) {
     SavedState s;
-    char file[MAX_PATH_BYTES], key[64], value[MAX_PATH_BYTES];
-    uint64_t bytes, format = 0, step = UINT64_MAX;
+    char key[64], value[MAX_PATH_BYTES];
+    uint64_t format = 0, step = UINT64_MAX;
     memset(&s, 0, sizeof s);
     for (int i = 0; i < NUM_CONFIG_FIELDS; i++) s.model[i] = NAN;
-    path_join(file, path, "state.json");
-    FILE *f = xopen_read(file, &bytes);
-    if (bytes > 1 << 20) die("%s: %" PRIu64 " bytes are too many for a state", file, bytes);
-    char *text = (char *)xcalloc((size_t)bytes + 1, 1);
-    xread_at(f, file, 0, text, (size_t)bytes);
-    fclose(f);
-    Json j = json_begin(text, (size_t)bytes);
+    Json j = json_begin(text, bytes);
     for (json_open(&j, '{'); json_key(&j, key, sizeof key);) {
         if (strcmp(key, "format") == 0) json_u64(&j, &format);
         else if (strcmp(key, "step") == 0) json_u64(&j, &step);
@@ -220,10 +215,24 @@ static inline SavedState state_read(const char *path) {
         }
     }
     if (!json_end(&j)) die("%s: byte %zu: %s", file, json_at(&j), j.error);
-    free(text);
     if (format != STATE_FORMAT) die("%s: format %" PRIu64 "; this program reads format %d", file, format, STATE_FORMAT);
     if (step > INT32_MAX) die("%s: the step is missing or too large", file);
     s.run.step = (int)step;
+    return s;
+}
+
+/* From the checkpoint in directory path. */
+static inline SavedState state_read(const char *path) {
+    char file[MAX_PATH_BYTES];
+    uint64_t bytes;
+    path_join(file, path, "state.json");
+    FILE *f = xopen_read(file, &bytes);
+    if (bytes > 1 << 20) die("%s: %" PRIu64 " bytes are too many for a state", file, bytes);
+    char *text = (char *)xcalloc((size_t)bytes + 1, 1);
+    xread_at(f, file, 0, text, (size_t)bytes);
+    fclose(f);
+    const SavedState s = state_parse(file, text, (size_t)bytes);
+    free(text);
     return s;
 }
 
