@@ -1522,6 +1522,7 @@ static void last_logits(Model *m, int Tc) {
    in the reverse order: the training that follows does not see that it was there. */
 static void sample_tokens(Model *m, int *tokens, int prompt, int total, const Sampler *sampler, Rng *rng,
                           Candidate *candidates) {
+    assert(prompt >= 1 && prompt < total && total <= m->T);
     Model one = *m; /* the same memory, seen as one sequence */
     one.B = one.pages.B = 1;
     one.T = total;
@@ -1696,7 +1697,11 @@ typedef struct {
 
 static volatile sig_atomic_t stop_signal; /* set by Ctrl-C: save after this step and end */
 
-static void on_signal(int number) { stop_signal = number; }
+static void on_signal(int number) {
+    static const char text[] = "\nstopping after this step, with a checkpoint; once more to stop at once\n";
+    stop_signal = number;
+    if (write(2, text, sizeof text - 1) < 0) return; /* a handler may call write(), not printf() */
+}
 
 /* The second Ctrl-C ends the program at once: the first puts the default back. */
 static void catch_signals(void) {
@@ -2057,9 +2062,8 @@ static void run_save(Session *s) {
         die("--out %s: cannot save step %d: %s. The checkpoint of step %d is intact: --resume goes on from there",
             s->run.out, s->at.step, strerror(error), latest);
     if (error) die("--out %s: cannot save step %d: %s", s->run.out, s->at.step, strerror(error));
-    if (now_ms() - start > 1000 || s->at.step == s->run.steps)
-        printf("saved %4d | %s/step-%08d, %s in %.1f s\n", s->at.step, s->run.out, s->at.step,
-               text_bytes(checkpoint_bytes(&s->m)).text, (now_ms() - start) * 1e-3);
+    printf("saved %4d | %s/step-%08d, %s in %.1f s\n", s->at.step, s->run.out, s->at.step,
+           text_bytes(checkpoint_bytes(&s->m)).text, (now_ms() - start) * 1e-3);
 }
 
 /* A file for the intermediates of the coming step, under a temporary name until it is whole. */

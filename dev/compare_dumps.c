@@ -64,6 +64,11 @@ static Dump dump_open(const char *path) {
     return d;
 }
 
+static void dump_close(Dump *d) {
+    safe_close(&d->file);
+    free(d->pieces);
+}
+
 /* Pieces first .. last-1 of d have this name; first == last: none. */
 static void find_pieces(const Dump *d, const char *name, int *first, int *last) {
     int low = 0, high = d->file.count;
@@ -220,7 +225,7 @@ int main(int argc, char **argv) {
                 "without it 30 sqrt(tokens) roundings of the coarser of the two types.\n");
         return 2;
     }
-    const Dump a = dump_open(path[0]), b = dump_open(path[1]);
+    Dump a = dump_open(path[0]), b = dump_open(path[1]);
     if (bound < 0) bound = default_bound(&a, &b);
     Row *rows = collect_rows(&a, &b, &n);
     for (int i = 0; i < n; i++) compare_tensor(&rows[i], &a, &b);
@@ -246,5 +251,8 @@ int main(int argc, char **argv) {
     printf("\n%d tensors, bound %.3g: ", n, bound);
     if (!first) printf("none diverges\n");
     else printf("%d diverge, the first is %s\n", diverge, first->name);
-    return first ? 1 : 0;
+    free(rows);
+    dump_close(&a);
+    dump_close(&b);
+    return diverge ? 1 : 0;
 }
