@@ -2248,6 +2248,25 @@ static void test_bad_input(void) {
         {"-n 3 --lr 1e30 --warmup 0 --clip 0", "", {"step", "gradient", "--lr"}},
         {"-T 50 --chunk 64 -n 1 --data LOG --log LOG", "", {"--log", "another name"}},
         {"--data /nonexistent --log LOG", "", {"/nonexistent"}},
+        {"-T 50 --chunk 64 -n 1 --data LOG --dump LOG", "", {"--dump", "another name"}},
+        {"--save-every 5", "", {"--save-every 5", "--out DIR"}},
+        {"--resume", "", {"--resume", "--out DIR"}},
+        {"--resume=yes --out x", "", {"--resume=yes", "takes no value"}},
+        {"--out /nonexistent/a/b -n 1", "", {"--out /nonexistent/a/b", "No such file"}},
+        {"-n 1 --out LOG", "", {"--out", "cannot open the directory"}},
+        {"--sample-len 5", "", {"--sample-len 5", "--prompt"}},
+        {"--top-k 5", "", {"--top-k 5", "--prompt"}},
+        {"--temperature -1", "", {"--temperature -1", "0 (always the likeliest token) or more"}},
+        {"--prompt", "", {"--prompt", "needs a value"}},
+        {"--prompt hello", "", {"--prompt hello", "list of them", "below 304"}},
+        {"--prompt 304", "", {"--prompt 304", "below 304"}},
+        {"--sample-every 5", "", {"--sample-every", "--prompt 0"}},
+        {"-T 50 --chunk 64 --prompt aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa --data",
+         "small",
+         {"53 tokens", "--seq-len 50"}},
+        {"-T 50 --chunk 64 --prompt aaaa --sample-len 46 --data", "small", {"--sample-len 46", "room for 45"}},
+        {"--dump x -n 0", "", {"--dump x", "--steps 0"}},
+        {"--plan -T 2048 --model gpt2", "", {"--seq-len 2048", "1024"}},
     };
     for (int i = 0; i < COUNT(bad); i++) {
         const char *f = bad[i].file, *file = !strcmp(f, "dir")     ? dir
@@ -2440,7 +2459,29 @@ static void test_resume(void) {
 /* What a checkpoint does not allow, and what it does. */
 static void test_resume_refused(void) {
     char a[300], output[16384], command[1800], path[600];
+    const struct {
+        int B;
+        const char *says;
+    } sizes[] = {{33, "2100 tokens, but a batch of 33 x 64 needs 2113"},
+                 {32, "32 sequences, 51 tokens at the end unused"}}; /* 2100 = 1 + 32 * 64 + 51 */
     write_shards(0);
+    for (int i = 0; i < 2; i++) {
+        snprintf(command, sizeof command,
+                 "--data '%s/shard*.bin' --model recall -T 64 -B %d --chunk 32 --page 16 -n 1 --val-seqs 0",
+                 scratch_dir, sizes[i].B);
+        check(run_program(command, output, sizeof output) == (i == 0) && strstr(output, sizes[i].says),
+              "train_oomb %s: %s", command, output);
+    }
+    uint32_t ids[129] = {0}; /* a batch of 2 x 64 targets needs 129 tokens */
+    for (int n = 128; n <= 129; n++) {
+        write_tokens("exact.bin", 20240520, 1, (uint32_t)n, 2, ids, (size_t)n, 0);
+        snprintf(command, sizeof command, "--data %s --model recall -T 64 -B 2 --chunk 32 --page 16 -n 1",
+                 scratch_path("exact.bin"));
+        check(run_program(command, output, sizeof output) == (n == 128) &&
+                  strstr(output, n == 128 ? "128 tokens, but a batch of 2 x 64 needs 129"
+                                          : "2 sequences, 0 tokens at the end unused"),
+              "%d tokens for a batch of 128: %s", n, output);
+    }
     snprintf(a, sizeof a, "%s", scratch_path("refused"));
     snprintf(command, sizeof command,
              "--data '%s/shard*.bin' --model recall -T 64 -B 2 --chunk 32 --page 16 -n 4 --out %s", scratch_dir, a);
@@ -2752,7 +2793,8 @@ static void test_dump(void) {
         acts_describe(&config, acts);
         int want = 0;
         for (int i = 0; i < NUM_ACTS; i++) want += acts[i].width > 0;
-        want = config.L * (want + 2 + 13 + (config.mlp == MLP_SWIGLU)) + 2 + 8 + (config.norm == NORM_LAYERNORM);
+        want = config.L * (want + 2 + 13 + (config.mlp == MLP_SWIGLU)) + 2 + 8 + (config.norm == NORM_LAYERNORM) +
+               2 * (config.pos == POS_ROPE);
         for (int id = 0; id < NUM_TENSORS; id++) want += tensor_copies(whole->m.tensors, config.L, id);
         SafeFile f = safe_open(a);
         check(f.count == want, "%s: %d tensors in the dump, not %d", family_names[family], f.count, want);
@@ -2807,6 +2849,13 @@ static void test_dump(void) {
             check(compare(a, b, output, sizeof output) == 1 && strstr(output, says), "%s: %s is 1 %% off: %s",
                   family_names[family], whole->m.tensors[planted[i].id].name, strstr(output, "bound"));
             memcpy(w, tensor(&whole->m, whole->m.params, planted[i].id, planted[i].l), n * sizeof(floatX));
+        }
+        if (config.pos == POS_ROPE) {
+            plain->m.config.rope_theta *= 1.01;
+            dump_trial(plain, b);
+            check(compare(a, b, output, sizeof output) == 1 && strstr(output, "the first is cosine\n"),
+                  "another theta: %s", strstr(output, "bound"));
+            plain->m.config.rope_theta = config.rope_theta;
         }
         plain->batch.targets[5] = plain->batch.targets[5] == 3 ? 4 : 3;
         dump_trial(plain, b);

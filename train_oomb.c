@@ -961,9 +961,9 @@ static LayerView layer_view(const Model *m, floatX *base, int l) {
 static const SafeType FLOATX_TYPE = sizeof(floatX) == 4 ? SAFE_F32 : SAFE_F64;
 
 /* Reserves "layer.<l>.<name>.t<t0>", (B, Tc, width); l -1: no layer. Returns its place in the file. */
-static uint64_t dump_add(Model *m, const char *name, SafeType type, int l, ChunkRange range, size_t width) {
+static uint64_t dump_add(Model *m, const char *name, SafeType type, int l, ChunkRange range, int B, size_t width) {
     char full[SAFE_NAME], layer[32] = "";
-    const uint64_t shape[] = {(uint64_t)m->B, (uint64_t)range.Tc, width};
+    const uint64_t shape[] = {(uint64_t)B, (uint64_t)range.Tc, width};
     if (l >= 0) snprintf(layer, sizeof layer, "layer.%d.", l);
     snprintf(full, sizeof full, "%s%s.t%d", layer, name, range.t0);
     return safe_add(&m->dump->file, full, type, 3, shape);
@@ -972,7 +972,7 @@ static uint64_t dump_add(Model *m, const char *name, SafeType type, int l, Chunk
 /* x (B, Tc, width), when a dump is being made */
 static void dump_rows(Model *m, const char *name, int l, ChunkRange range, const floatX *x, size_t width) {
     if (!m->dump || !x) return;
-    const uint64_t at = dump_add(m, name, FLOATX_TYPE, l, range, width);
+    const uint64_t at = dump_add(m, name, FLOATX_TYPE, l, range, m->B, width);
     safe_write_at(&m->dump->file, at, x, (size_t)m->B * range.Tc * width * sizeof(floatX));
 }
 
@@ -986,10 +986,17 @@ static void dump_heads(Model *m, const char *name, int l, ChunkRange range, cons
     free(rows);
 }
 
+/* x (Tc, width), the same for all sequences: written as (1, Tc, width) */
+static void dump_table(Model *m, const char *name, ChunkRange range, const floatX *x, size_t width) {
+    if (!m->dump || !x) return;
+    const uint64_t at = dump_add(m, name, FLOATX_TYPE, -1, range, 1, width);
+    safe_write_at(&m->dump->file, at, x, range.Tc * width * sizeof(floatX));
+}
+
 /* columns t0 .. t0+Tc-1 of x (B, T) */
 static void dump_ids(Model *m, const char *name, ChunkRange range, const int *x) {
     if (!m->dump) return;
-    const uint64_t at = dump_add(m, name, SAFE_I32, -1, range, 1);
+    const uint64_t at = dump_add(m, name, SAFE_I32, -1, range, m->B, 1);
     const size_t row = (size_t)range.Tc * sizeof(int);
     for (int b = 0; b < m->B; b++) safe_write_at(&m->dump->file, at + b * row, x + (size_t)b * m->T + range.t0, row);
 }
@@ -1157,6 +1164,10 @@ static void chunk_layers(Model *m, const ChunkStep *s, ChunkRange range, const i
         embedding_forward(m->acts[0].x, inputs, tensor(m, m->params, WTE, 0), tensor(m, m->params, WPE, 0), m->B, m->T,
                           range.t0, range.Tc, c->C);
     }
+    if (s->pass == PASS_BACKWARD) {
+        dump_table(m, "cosine", range, m->cosine, c->HD / 2);
+        dump_table(m, "sine", range, m->sine, c->HD / 2);
+    }
     for (int l = s->l0; l < s->l1; l++) {
         KvMode kv = !s->write_kv ? KV_THERE : s->pass == PASS_FILL && l == s->l1 - 1 ? KV_ONLY : KV_WRITE;
         layer_forward(m, l, range, kv, layer_output(m, l));
@@ -1182,8 +1193,8 @@ static void loss_head(Model *m, ChunkRange range, const int *targets, floatX dlo
     dump_rows(m, "meanf", -1, range, m->meanf, 1);
     dump_rows(m, "rstdf", -1, range, m->rstdf, 1);
     dump_rows(m, "lnf", -1, range, m->lnf, C);
-    const uint64_t logits_at = m->dump ? dump_add(m, "logits", FLOATX_TYPE, -1, range, Vp) : 0,
-                   dlogits_at = m->dump ? dump_add(m, "dlogits", FLOATX_TYPE, -1, range, Vp) : 0;
+    const uint64_t logits_at = m->dump ? dump_add(m, "logits", FLOATX_TYPE, -1, range, m->B, Vp) : 0,
+                   dlogits_at = m->dump ? dump_add(m, "dlogits", FLOATX_TYPE, -1, range, m->B, Vp) : 0;
     for (size_t r = 0; r < BTc; r += m->head_rows) {
         size_t rows = min_size(m->head_rows, BTc - r);
         matmul_forward(m->logits, m->lnf + r * C, whead, NULL, rows, C, Vp, 0);
@@ -1917,6 +1928,16 @@ static TrainConfig one_chunk(TrainConfig run) {
     return run;
 }
 
+/* A file about to be written must not be one that is read. */
+static void refuse_data_file(const Session *s, const char *option, const char *path) {
+    for (int i = 0; *path && i < s->train_files.num_shards + s->val_files.num_shards; i++) {
+        const int val = i - s->train_files.num_shards;
+        const char *read = val < 0 ? s->train_files.shards[i].path : s->val_files.shards[val].path;
+        if (same_file(path, read))
+            die("%s %s: is a file that --data or --val reads; give it another name", option, path);
+    }
+}
+
 /* Opened last: it empties the file, which a run that is refused must not have done. */
 static void open_log(Session *s) {
     TrainConfig *run = &s->run;
@@ -1924,8 +1945,7 @@ static void open_log(Session *s) {
         path_join(s->log_path, run->out, "log.jsonl");
         run->log = s->log_path;
     }
-    if (*run->log && (same_file(run->log, run->data) || same_file(run->log, run->val)))
-        die("--log %s: is the file that --data or --val reads; give it another name", run->log);
+    refuse_data_file(s, "--log", run->log);
     s->log = logger_open(run->log, s->resumed);
 }
 
@@ -2177,6 +2197,7 @@ int main(int argc, char **argv) {
     options_print(run, stdout);
     open_data(&s);
     plan_sample(&s);
+    refuse_data_file(&s, "--dump", run->dump);
 
     /* The table first, so that a run that does not fit is seen to be refused and why. */
     const size_t program = peak_rss_bytes();
