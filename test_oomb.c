@@ -22,21 +22,25 @@
 /* The system calls that write a checkpoint, counted: number fault_at fails as on a full disk, or is where the machine
    stops. The names below make the program call these. */
 static int fault_at, fault_count, fault_stops;
-static int fault_here(void) {
-    if (++fault_count != fault_at) return 0;
+static char fault_trace[4096]; /* a letter for each call that was made */
+static int fault_here(char letter) {
+    if (++fault_count != fault_at) {
+        if (fault_count < (int)sizeof fault_trace) fault_trace[fault_count - 1] = letter, fault_trace[fault_count] = 0;
+        return 0;
+    }
     if (fault_stops) _exit(9);
     errno = ENOSPC;
     return 1;
 }
-static int fault_open(const char *path, int flags, ...) { return fault_here() ? -1 : open(path, flags, 0666); }
-static int fault_mkdir(const char *path, mode_t mode) { return fault_here() ? -1 : mkdir(path, mode); }
-static int fault_rename(const char *a, const char *b) { return fault_here() ? -1 : rename(a, b); }
-static int fault_unlink(const char *path) { return fault_here() ? -1 : unlink(path); }
-static int fault_rmdir(const char *path) { return fault_here() ? -1 : rmdir(path); }
-static int fault_fsync(int fd) { return fault_here() ? -1 : fsync(fd); }
+static int fault_open(const char *path, int flags, ...) { return fault_here('o') ? -1 : open(path, flags, 0666); }
+static int fault_mkdir(const char *path, mode_t mode) { return fault_here('m') ? -1 : mkdir(path, mode); }
+static int fault_rename(const char *a, const char *b) { return fault_here('r') ? -1 : rename(a, b); }
+static int fault_unlink(const char *path) { return fault_here('u') ? -1 : unlink(path); }
+static int fault_rmdir(const char *path) { return fault_here('d') ? -1 : rmdir(path); }
+static int fault_fsync(int fd) { return fault_here('s') ? -1 : fsync(fd); }
 static ssize_t fault_pwrite(int fd, const void *p, size_t n, off_t at) {
     if (fault_at == fault_count + 1) n = n > 1 ? (size_t)pwrite(fd, p, n / 2, at) : n; /* half of it had been written */
-    return fault_here() ? -1 : pwrite(fd, p, n, at);
+    return fault_here('w') ? -1 : pwrite(fd, p, n, at);
 }
 #define open fault_open
 #define mkdir fault_mkdir
@@ -1949,6 +1953,30 @@ static void test_checkpoint(void) {
         check_dies("no optimizer state", die_of_load, b, (const char *[3]){"optimizer.safetensors", "No such file"});
         trial_free(a), trial_free(b), trial_free(fewer), trial_free(more), trial_free(wider);
     }
+    /* What a power cut would lose is on the disk before it has its name: each of the three files is opened, written and
+       synced, then their directory; the rename, and the directory of that; then an old checkpoint goes the reverse way. */
+    const ModelConfig config = tiny_config(FAMILY_LLAMA, 2);
+    const TrainConfig run = tiny_run(16, 1, 8, 8);
+    Trial *t = trial_new(&config, &run);
+    char short_trace[64] = "";
+    remove_tree(dir);
+    close(checkpoint_open_dir(dir));
+    for (int step = 1; step <= 5; step++) {
+        const RunState state = {step, 0, 0, 0};
+        fault_count = 0;
+        check(checkpoint_save(&t->m, dir, &state, options, 2, 2) == 0, "cannot save step %d", step);
+    }
+    for (const char *c = fault_trace; *c; c++) { /* several writes in a row as one */
+        const size_t n = strlen(short_trace);
+        if ((*c != 'w' || n == 0 || short_trace[n - 1] != 'w') && n < sizeof short_trace - 1) short_trace[n] = *c;
+    }
+    check(strcmp(short_trace, "mowsowsowsosrosruuud") == 0, "the calls of a save are %s", short_trace);
+    check(checkpoint_latest(dir, INT32_MAX) == 5 && checkpoint_latest(dir, 5) == 4 && checkpoint_latest(dir, 4) == -1 &&
+              count_entries(dir) == 2,
+          "--keep 2 keeps %d", count_entries(dir));
+    const RunState state = {7, 0, 0, 0};
+    check(checkpoint_save(&t->m, dir, &state, options, 2, 0) == 0 && count_entries(dir) == 3, "--keep 0 keeps all");
+    trial_free(t);
     snprintf(file, sizeof file, "%s/step-00000007/state.json", dir);
     FILE *f = fopen(file, "r");
     char text[4096];

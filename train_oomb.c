@@ -33,7 +33,6 @@
    Repeatable bits: every sum has an order fixed by the shapes. Threads divide rows, columns, heads
    or pages between them, never a sum. */
 #include "kernels/gemm.h"
-#include "oomb/args.h"
 #include "oomb/checkpoint.h"
 #include "oomb/dataloader.h"
 #include "oomb/logger.h"
@@ -41,6 +40,7 @@
 #include "oomb/pages.h"
 #include "oomb/safetensors.h"
 #include "oomb/sampler.h"
+#include "oomb/session.h"
 #include "oomb/tensors.h"
 
 #include <signal.h>
@@ -829,11 +829,6 @@ static void acts_alloc(LayerActs *acts, const ModelConfig *c, Memory *mem, size_
         buffers_alloc(mem, CHUNK_GROUP, CHUNK_OPTION, MEMORY_SCRATCH, &b, 1);
         for (int l = 0; l < c->L; l++) *acts_field(&acts[l], &table[i]) = base ? base + (copies > 1 ? l * n : 0) : NULL;
     }
-}
-
-/* A chunk of at least the sequence is one chunk: the sequence, in whole pages. */
-static int chunk_capacity(const TrainConfig *run) {
-    return run->chunk_size < run->T ? run->chunk_size : (int)round_up(run->T, run->P);
 }
 
 /* Everything a run holds, by name, in mem. */
@@ -1688,24 +1683,6 @@ static void validation_report(const Validation *v, const Data *d, int step, doub
             step, mean);
 }
 
-/* Everything of a run. */
-typedef struct {
-    TrainConfig run;
-    ModelConfig config;
-    TokenFiles train_files, val_files;
-    Data train, val;
-    int val_sequences;        /* 0: no validation */
-    int prompt, sample_total; /* tokens of the prompt, and with the sample; 0: no samples */
-    Memory mem;
-    Model m;
-    Batch batch;
-    Logger log;
-    RunState at;
-    int resumed; /* the step of the checkpoint that this run goes on from; -1: from the start */
-    SavedState saved;
-    char log_path[MAX_PATH_BYTES];
-} Session;
-
 static volatile sig_atomic_t stop_signal; /* set by Ctrl-C: save after this step and end */
 
 static void on_signal(int number) {
@@ -1722,186 +1699,6 @@ static void catch_signals(void) {
     action.sa_flags = (int)(SA_RESETHAND | SA_RESTART);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-}
-
-/* The options of a checkpoint against those of the run that goes on from it. */
-static void check_saved(const Session *s) {
-    TrainConfig old, now = s->run;
-    Option was[MAX_OPTIONS], is[MAX_OPTIONS];
-    char *words[MAX_OPTIONS + 1] = {(char *)"train_oomb"};
-    if (s->saved.count > MAX_OPTIONS) die("%s: the checkpoint has too many options", s->run.out);
-    for (int i = 0; i < s->saved.count; i++) words[i + 1] = s->saved.options[i];
-    options_read(s->saved.count + 1, words, &old);
-    for (int i = 0; i < NUM_CONFIG_FIELDS; i++) {
-        if (config_get(&s->config, i) != s->saved.model[i])
-            die("--resume: the checkpoint's model has %s = %g, but %s has %g; take the --model it was trained as",
-                config_fields[i].name, s->saved.model[i], s->run.model, config_get(&s->config, i));
-    }
-    const int n = options_table(&old, was);
-    options_table(&now, is);
-    for (int i = 0; i < n; i++) {
-        char a[MAX_VALUE], b[MAX_VALUE];
-        option_format(&was[i], a, sizeof a);
-        option_format(&is[i], b, sizeof b);
-        if (was[i].scope == THIS_TIME || strcmp(a, b) == 0) continue;
-        if (was[i].scope == POSITION)
-            die("--%s %s: the checkpoint has %s, and its position in the data counts on it; leave the option out, or "
-                "start "
-                "anew in another --out",
-                is[i].name, b, a);
-        printf("resume: --%s is %s, and was %s before\n", is[i].name, *b ? b : "(none)", *a ? a : "(none)");
-    }
-    const int had = old.recall_distance ? old.recall_distance : old.chunk_size,
-              has = now.recall_distance ? now.recall_distance : now.chunk_size;
-    if (strcmp(now.data, "recall") == 0 && had != has)
-        die("--chunk %d: the checkpoint's recall task has facts at least %d tokens away, one --chunk of its time; add "
-            "--recall-distance %d",
-            now.chunk_size, had, had);
-}
-
-/* The command line; with --resume, the options of the newest checkpoint stand before it. */
-static void read_options(Session *s, int argc, char **argv) {
-    char path[MAX_PATH_BYTES];
-    s->config = options_read(argc, argv, &s->run);
-    s->resumed = -1;
-    if (!s->run.resume || !*s->run.out) return;
-    if (access(s->run.out, F_OK) != 0)
-        die("--resume: %s: %s; to begin a run there, leave --resume out", s->run.out, strerror(errno));
-    s->resumed = checkpoint_latest(s->run.out, INT32_MAX);
-    if (s->resumed < 0) {
-        printf("resume: %s has no checkpoint yet; from the start\n", s->run.out);
-        return;
-    }
-    checkpoint_path(path, s->run.out, "step-", s->resumed);
-    s->saved = state_read(path);
-    if (s->saved.run.step != s->resumed) die("%s: its state.json is of step %d", path, s->saved.run.step);
-    char **words = (char **)xcalloc((size_t)argc + s->saved.count, sizeof(char *));
-    memcpy(words + 1, s->saved.options, (size_t)s->saved.count * sizeof(char *));
-    memcpy(words + 1 + s->saved.count, argv + 1, ((size_t)argc - 1) * sizeof(char *));
-    words[0] = argv[0];
-    s->config = options_read(argc + s->saved.count, words, &s->run);
-    free(words);
-    check_saved(s);
-    s->at = s->saved.run;
-}
-
-static void report_files(const TokenFiles *f, const char *name) {
-    printf("%s", name);
-    if (f->num_shards > 1) printf(", %d files", f->num_shards);
-    printf(", %" PRIu64 " tokens", f->count);
-    if (f->kind == DATA_TOKENS) printf(", %" PRIu64 " of them masked targets", f->masked);
-}
-
-/* --data and --val from files; without --val the last tenth of the data is held out. */
-static void open_files(Session *s) {
-    const TrainConfig *run = &s->run;
-    const uint64_t T = (uint64_t)run->T, need = (uint64_t)run->B * T + 1;
-    s->train_files = files_open("--data", run->data);
-    const uint64_t tokens = s->train_files.count;
-    uint64_t held = *run->val || run->val_seqs == 0 ? 0 : tokens / 10;
-    if (held < T + 1 || tokens - held < need) held = 0; /* too short to be worth a sequence */
-    if (tokens - held < need)
-        die("--data %s: %" PRIu64 " tokens, but a batch of %d x %d needs %" PRIu64
-            "; use a smaller --seq-len or --batch",
-            run->data, tokens, run->B, run->T, need);
-    if (*run->val) {
-        s->val_files = files_open("--val", run->val);
-        if (s->val_files.count < T + 1)
-            die("--val %s: %" PRIu64 " tokens, but one sequence needs %" PRIu64, run->val, s->val_files.count, T + 1);
-        if (s->val_files.kind != s->train_files.kind)
-            die("--val %s: --data and --val must both be text, or both token ids", run->val);
-        if (!run->plan) files_check(&s->val_files, s->config.V);
-        s->val = data_open_files(&s->val_files, run->T, 0, s->val_files.count, 0, 0);
-    }
-    if (!run->plan) files_check(&s->train_files, s->config.V);
-    s->train = data_open_files(&s->train_files, run->T, 0, tokens - held, 1, (uint64_t)run->seed);
-    if (held) s->val = data_open_files(&s->train_files, run->T, tokens - held, held, 0, 0);
-    printf("data: ");
-    report_files(&s->train_files, run->data);
-    printf("; training on %" PRIu64 ": %" PRIu64 " sequences, %" PRIu64 " tokens at the end unused\n", s->train.count,
-           s->train.samples, s->train.count - 1 - s->train.samples * T);
-    s->val_sequences = (int)min_size((size_t)run->val_seqs, (size_t)s->val.samples);
-    if (s->val_sequences) {
-        printf("validation: ");
-        if (*run->val) report_files(&s->val_files, run->val);
-        else printf("the last tenth of it");
-        printf(", %d of %" PRIu64 " sequences\n", s->val_sequences, s->val.samples);
-    } else {
-        printf("validation: none%s\n",
-               run->val_seqs ? "; the last tenth of the data does not hold one sequence, give --val" : "");
-    }
-}
-
-/* Opens what there is to train on and says what it is. */
-static void open_data(Session *s) {
-    const TrainConfig *run = &s->run;
-    if (strcmp(run->data, "recall") != 0) {
-        if (run->recall_distance) die("--recall-distance %d: only --data recall has distances", run->recall_distance);
-        open_files(s);
-    } else {
-        if (*run->val) die("--val %s: the recall task makes its own validation sequences; leave --val out", run->val);
-        if (run->plan) { /* any model and length can be planned, without data */
-            s->train.kind = DATA_RECALL;
-            return;
-        }
-        const int distance = run->recall_distance ? run->recall_distance : run->chunk_size;
-        s->train = data_open_recall(run->T, distance, (uint64_t)run->seed);
-        s->val = data_open_recall(run->T, distance, ~(uint64_t)run->seed);
-        s->val_sequences = run->val_seqs;
-        printf("data: recall, %d facts and %d questions per sequence, at least %d tokens apart; guessing is right once "
-               "in %d\n",
-               RECALL_KEYS, run->T / RECALL_TOKENS_PER_QUESTION, distance, RECALL_VALUES);
-    }
-    if (s->train.V > s->config.V)
-        die("--data %s: token ids up to %d, but --model %s has a vocabulary of %d; leave --model out, or take one with "
-            "a larger vocabulary",
-            run->data, s->train.V - 1, run->model, s->config.V);
-    if (s->resumed >= 0 && s->at.data_tokens != s->train.count)
-        die("--data %s: %" PRIu64 " tokens to train on, but the checkpoint was trained on %" PRIu64
-            ": its position in them would be another place. Give the same data (and --val), or start anew in another "
-            "--out",
-            run->data, s->train.count, s->at.data_tokens);
-    s->at.data_tokens = s->train.count;
-}
-
-/* The tokens of --prompt into out (NULL: only counts them): bytes after a start token, or the ids that it lists. */
-static int prompt_tokens(const Session *s, int *out) {
-    const char *text = s->run.prompt;
-    int n = 0;
-    if (s->train.kind == DATA_BYTES) {
-        if (out) out[0] = BYTES_START;
-        for (n = 1; *text; text++, n++) {
-            if (out) out[n] = (unsigned char)*text;
-        }
-        return n;
-    }
-    for (;;) {
-        char *end;
-        while (*text == ' ' || *text == ',') text++;
-        if (!*text) break;
-        const long id = strtol(text, &end, 10);
-        if (end == text || id < 0 || id >= s->config.V)
-            die("--prompt %s: the data are token ids, so the prompt is a list of them, like '15 3 7', each below %d",
-                s->run.prompt, s->config.V);
-        if (out) out[n] = (int)id;
-        text = end;
-        n++;
-    }
-    if (n == 0) die("--sample-every: the data are token ids: give a --prompt of at least one, like --prompt 0");
-    return n;
-}
-
-static void plan_sample(Session *s) {
-    const TrainConfig *run = &s->run;
-    if (!*run->prompt && !run->sample_every) return;
-    const int n = prompt_tokens(s, NULL);
-    if (n >= run->T)
-        die("--prompt: %d tokens leave no room for a sample in --seq-len %d; give a shorter prompt", n, run->T);
-    if (run->sample_len > run->T - n)
-        die("--sample-len %d: after %d tokens of prompt there is room for %d in --seq-len %d", run->sample_len, n,
-            run->T - n, run->T);
-    s->prompt = n;
-    s->sample_total = run->sample_len ? n + run->sample_len : (int)min_size((size_t)run->T, (size_t)n + 256);
 }
 
 /* All memory of a run, in the order of the table. program: bytes of the process before. */
@@ -1926,39 +1723,6 @@ static TrainConfig one_chunk(TrainConfig run) {
     run.carry = CARRY_EXACT;
     run.recompute = RECOMPUTE_CHUNK;
     return run;
-}
-
-/* A file about to be written must not be one that is read. */
-static void refuse_data_file(const Session *s, const char *option, const char *path) {
-    for (int i = 0; *path && i < s->train_files.num_shards + s->val_files.num_shards; i++) {
-        const int val = i - s->train_files.num_shards;
-        const char *read = val < 0 ? s->train_files.shards[i].path : s->val_files.shards[val].path;
-        if (same_file(path, read))
-            die("%s %s: is a file that --data or --val reads; give it another name", option, path);
-    }
-}
-
-/* Opened last: it empties the file, which a run that is refused must not have done. */
-static void open_log(Session *s) {
-    TrainConfig *run = &s->run;
-    if (*run->out && !*run->log) {
-        path_join(s->log_path, run->out, "log.jsonl");
-        run->log = s->log_path;
-    }
-    refuse_data_file(s, "--log", run->log);
-    s->log = logger_open(run->log, s->resumed);
-}
-
-static void report_model(const ModelConfig *c, const TrainConfig *run) {
-    TensorInfo t[NUM_TENSORS];
-    tensors_describe(c, t);
-    const size_t padding = (size_t)(c->Vp - c->V) * c->C * (c->tied ? 1 : 2), params = tensors_total(t, c->L) - padding;
-    const int chunk_size = chunk_capacity(run), N = chunks_count(run->T, chunk_size);
-    printf("model: %s, %.2fM parameters; %d layers, %d channels, %d heads of %d (%d for keys and values), MLP %d, "
-           "vocabulary %d\n",
-           run->model, (double)params * 1e-6, c->L, c->C, c->NH, c->HD, c->NKV, c->F, c->V);
-    printf("sequence: %d x %d tokens in %d chunk%s of %d; pages of %d tokens; %d thread%s\n\n", run->B, run->T, N,
-           N > 1 ? "s" : "", chunk_size, run->P, max_threads(), max_threads() > 1 ? "s" : "");
 }
 
 static void report_work_line(const char *name, int chunks, const Work *w) {
@@ -2005,7 +1769,7 @@ static void report_plan(const Session *s, size_t program) {
     const TrainConfig *run = &s->run, whole = one_chunk(*run);
     plan_memory(&plan, &planned, s, run, program);
     plan_memory(&one_pass, &ordinary, s, &whole, program);
-    report_model(&s->config, run);
+    session_report_model(&s->config, run, max_threads());
     memory_print(&plan, stdout);
     if (chunk_capacity(run) < run->T)
         printf("  %-32s %-7s %10s   with the activations of all tokens at once\n", "the same in one chunk",
@@ -2028,42 +1792,37 @@ static void report_plan(const Session *s, size_t program) {
                 text_bytes((double)unused_bytes()).text);
 }
 
-static void run_validation(Session *s) {
+/* A run and what it holds. */
+typedef struct {
+    Session session;
+    Memory mem;
+    Model m;
+    Batch batch;
+} Run;
+
+static void run_validation(Run *r) {
+    Session *s = &r->session;
     const double start = now_ms();
-    const Validation v = validate(&s->m, &s->val, &s->batch, s->val_sequences);
+    const Validation v = validate(&r->m, &s->val, &r->batch, s->val_sequences);
     validation_report(&v, &s->val, s->at.step, now_ms() - start, &s->log);
 }
 
 /* Continues --prompt. The random numbers belong to the step: a resumed run draws the same. */
-static void run_sample(Session *s) {
+static void run_sample(Run *r) {
+    Session *s = &r->session;
     const Sampler sampler = {s->run.temperature, s->run.top_k};
     Rng rng = rng_stream((uint64_t)s->run.seed, 0x73616d706c65u, (uint64_t)s->at.step);
-    int *tokens = s->batch.sample;
-    prompt_tokens(s, tokens);
-    sample_tokens(&s->m, tokens, s->prompt, s->sample_total, &sampler, &rng, s->batch.candidates);
-    printf("sample %3d | ", s->at.step);
-    if (s->train.kind == DATA_BYTES) {
-        unsigned char *text = (unsigned char *)xcalloc((size_t)s->sample_total, 1);
-        int n = 0;
-        for (int i = 0; i < s->sample_total; i++) {
-            if (tokens[i] < BYTES_START) text[n++] = (unsigned char)tokens[i];
-        }
-        print_text(stdout, text, n);
-        free(text);
-    } else {
-        for (int i = 0; i < s->sample_total; i++) printf(i == s->prompt ? " | %d" : " %d", tokens[i]);
-    }
-    printf("\n");
-    fflush(stdout);
-    logger_number(&s->log, "step", s->at.step);
-    logger_integers(&s->log, "sample", tokens, s->sample_total);
-    logger_end(&s->log);
+    int *tokens = r->batch.sample;
+    session_prompt(s, tokens);
+    sample_tokens(&r->m, tokens, s->prompt, s->sample_total, &sampler, &rng, r->batch.candidates);
+    session_report_sample(s, tokens);
 }
 
 /* Bytes that a checkpoint takes: parameters, m and v. */
 static double checkpoint_bytes(const Model *m) { return 3.0 * (double)m->num_params * sizeof(floatX); }
 
-static void run_save(Session *s) {
+static void run_save(Run *r) {
+    Session *s = &r->session;
     Option table[MAX_OPTIONS];
     char values[MAX_OPTIONS][MAX_VALUE];
     const char *options[MAX_OPTIONS][2];
@@ -2076,26 +1835,28 @@ static void run_save(Session *s) {
         options[count++][1] = values[i];
     }
     logger_sync(&s->log); /* a checkpoint must not be ahead of the log */
-    const int error = checkpoint_save(&s->m, s->run.out, &s->at, options, count, s->run.keep);
+    const int error = checkpoint_save(&r->m, s->run.out, &s->at, options, count, s->run.keep);
     const int latest = checkpoint_latest(s->run.out, INT32_MAX);
     if (error && latest >= 0)
         die("--out %s: cannot save step %d: %s. The checkpoint of step %d is intact: --resume goes on from there",
             s->run.out, s->at.step, strerror(error), latest);
     if (error) die("--out %s: cannot save step %d: %s", s->run.out, s->at.step, strerror(error));
     printf("saved %4d | %s/step-%08d, %s in %.1f s\n", s->at.step, s->run.out, s->at.step,
-           text_bytes(checkpoint_bytes(&s->m)).text, (now_ms() - start) * 1e-3);
+           text_bytes(checkpoint_bytes(&r->m)).text, (now_ms() - start) * 1e-3);
 }
 
 /* A file for the intermediates of the coming step, under a temporary name until it is whole. */
-static void dump_begin(Session *s, Dump *dump) {
+static void dump_begin(Run *r, Dump *dump) {
+    const Session *s = &r->session;
     if (snprintf(dump->path, sizeof dump->path, "%s.writing", s->run.dump) >= (int)sizeof dump->path)
         die("--dump %s: the path is too long", s->run.dump);
-    dump->file = safe_create(dump->path, dump_max_tensors(&s->m));
+    dump->file = safe_create(dump->path, dump_max_tensors(&r->m));
     if (dump->file.error) die("--dump %s: cannot write: %s", s->run.dump, strerror(dump->file.error));
-    s->m.dump = dump;
+    r->m.dump = dump;
 }
 
-static void dump_end(Session *s, Dump *dump) {
+static void dump_end(Run *r, Dump *dump) {
+    const Session *s = &r->session;
     const double bytes = (double)dump->file.data;
     int error = safe_finish(&dump->file);
     if (!error && rename(dump->path, s->run.dump) != 0) error = errno;
@@ -2104,27 +1865,28 @@ static void dump_end(Session *s, Dump *dump) {
         die("--dump %s: cannot write: %s", s->run.dump, strerror(error));
     }
     printf("dump: %s, %s: every intermediate of step %d\n", s->run.dump, text_bytes(bytes).text, s->at.step + 1);
-    s->m.dump = NULL;
+    r->m.dump = NULL;
 }
 
 /* The next optimizer step. */
-static void run_step(Session *s) {
+static void run_step(Run *r) {
+    Session *s = &r->session;
     const TrainConfig *run = &s->run;
     const int step = s->at.step + 1;
-    const double per_step = (double)s->batch.per_batch * run->grad_accum;
+    const double per_step = (double)r->batch.per_batch * run->grad_accum;
     static Dump dump;
-    Progress progress = progress_start(sequence_cost(&s->m, 1) * run->grad_accum, per_step);
+    Progress progress = progress_start(sequence_cost(&r->m, 1) * run->grad_accum, per_step);
     for (size_t i = 0; i < (size_t)run->grad_accum * run->B; i++)
-        data_sample(&s->train, s->at.sample++, s->batch.inputs + i * run->T, s->batch.targets + i * run->T, NULL);
-    if (*run->dump && !*dump.path) dump_begin(s, &dump);
+        data_sample(&s->train, s->at.sample++, r->batch.inputs + i * run->T, r->batch.targets + i * run->T, NULL);
+    if (*run->dump && !*dump.path) dump_begin(r, &dump);
     const double lr = schedule_lr((ScheduleKind)run->schedule, run->lr, step, run->warmup, run->steps);
-    const double loss = step_gradients(&s->m, &s->batch, &progress);
-    if (s->m.dump) dump_end(s, &dump);
-    const double norm = step_update(&s->m, lr, run->weight_decay, run->clip, step);
+    const double loss = step_gradients(&r->m, &r->batch, &progress);
+    if (r->m.dump) dump_end(r, &dump);
+    const double norm = step_update(&r->m, lr, run->weight_decay, run->clip, step);
     const double ms = now_ms() - progress.start_ms;
     progress_end(&progress);
     s->at.step = step;
-    s->at.tokens += s->batch.per_batch * run->grad_accum;
+    s->at.tokens += r->batch.per_batch * run->grad_accum;
     printf("step %5d/%d | loss %.4f | lr %.2e | norm %7.4f | %.0f tokens/s | peak %s\n", step, run->steps, loss, lr,
            norm, per_step / ms * 1e3, text_bytes((double)peak_rss_bytes()).text);
     fflush(stdout);
@@ -2139,25 +1901,26 @@ static void run_step(Session *s) {
 }
 
 /* Steps until the last, or until Ctrl-C; what is due after each. Returns the signal, 0 at the end. */
-static int run_steps(Session *s) {
+static int run_steps(Run *r) {
+    Session *s = &r->session;
     const TrainConfig *run = &s->run;
     while (s->at.step < run->steps) {
-        run_step(s);
+        run_step(r);
         const int step = s->at.step, last = step == run->steps;
-        if (s->val_sequences && (last || (run->val_every && step % run->val_every == 0))) run_validation(s);
-        if (s->sample_total && (last || (run->sample_every && step % run->sample_every == 0))) run_sample(s);
+        if (s->val_sequences && (last || (run->val_every && step % run->val_every == 0))) run_validation(r);
+        if (s->sample_total && (last || (run->sample_every && step % run->sample_every == 0))) run_sample(r);
         const int stop = stop_signal; /* asked once: between saving and stopping it may change */
-        if (*run->out && (last || stop || (run->save_every && step % run->save_every == 0))) run_save(s);
+        if (*run->out && (last || stop || (run->save_every && step % run->save_every == 0))) run_save(r);
         if (stop) return stop;
     }
     return 0;
 }
 
 /* The table again, now beside what was measured. */
-static void report_end(const Session *s, uint64_t tokens, double ms) {
-    const double planned = (double)memory_total(&s->mem, TIER_HOST), peak = (double)peak_rss_bytes();
+static void report_end(const Run *r, uint64_t tokens, double ms) {
+    const double planned = (double)memory_total(&r->mem, TIER_HOST), peak = (double)peak_rss_bytes();
     printf("\n");
-    memory_print(&s->mem, stdout);
+    memory_print(&r->mem, stdout);
     printf("  %-32s %-7s %10s   measured (%+.1f %% of the total)\n\n", "peak of the process", tier_names[TIER_HOST],
            text_bytes(peak).text, 100 * (peak / planned - 1));
     printf("%" PRIu64 " tokens in %s\n", tokens, text_seconds(ms * 1e-3).text);
@@ -2176,70 +1939,59 @@ static void choose_threads(const TrainConfig *run) {
                 sysconf(_SC_NPROCESSORS_ONLN));
 }
 
-/* --out: the directory, if no other run's checkpoints are there. */
-static void open_out(const Session *s) {
-    const int latest = checkpoint_latest(s->run.out, INT32_MAX);
-    if (s->resumed < 0 && latest >= 0)
-        die("--out %s: holds a checkpoint of step %d; add --resume to go on from it, or give another directory",
-            s->run.out, latest);
-    checkpoint_open_dir(s->run.out);
-    if (s->at.step < s->run.steps) catch_signals();
-}
-
 int main(int argc, char **argv) {
-    static Session s;
+    static Run r;
+    Session *s = &r.session;
     char path[MAX_PATH_BYTES];
     setvbuf(stdout, NULL, _IOLBF, 0); /* a long first step must not hold back the table, in a pipe either */
-    read_options(&s, argc, argv);
-    TrainConfig *run = &s.run;
-    train_config_check(run, &s.config);
+    session_options(s, argc, argv);
+    TrainConfig *run = &s->run;
+    train_config_check(run, &s->config);
     choose_threads(run);
     options_print(run, stdout);
-    open_data(&s);
-    plan_sample(&s);
-    refuse_data_file(&s, "--dump", run->dump);
+    session_open_data(s);
+    session_plan_sample(s);
+    session_refuse_data_file(s, "--dump", run->dump);
 
     /* The table first, so that a run that does not fit is seen to be refused and why. */
     const size_t program = peak_rss_bytes();
-    report_plan(&s, program);
+    report_plan(s, program);
     if (run->plan) return 0;
-    if (*run->out) open_out(&s);
-    run_alloc(&s.m, &s.batch, &s.mem, &s, run, program);
-    if (*run->out && checkpoint_space(run->out) < checkpoint_bytes(&s.m))
+    if (*run->out) {
+        session_open_out(s);
+        if (s->at.step < run->steps) catch_signals();
+    }
+    run_alloc(&r.m, &r.batch, &r.mem, s, run, program);
+    if (*run->out && checkpoint_space(run->out) < checkpoint_bytes(&r.m))
         fprintf(stderr, "warning: --out %s: a checkpoint takes %s, but only %s are free\n", run->out,
-                text_bytes(checkpoint_bytes(&s.m)).text, text_bytes((double)checkpoint_space(run->out)).text);
+                text_bytes(checkpoint_bytes(&r.m)).text, text_bytes((double)checkpoint_space(run->out)).text);
     const int nothing_to_do =
-        s.resumed >= 0 && s.at.step >= run->steps; /* then look at the model, and leave the log alone */
-    if (!nothing_to_do) open_log(&s);
-    if (s.resumed >= 0) {
-        checkpoint_path(path, run->out, "step-", s.resumed);
-        checkpoint_load(&s.m, path);
-        printf("resume: step %d of %d, from %s%s\n", s.at.step, run->steps, path,
+        s->resumed >= 0 && s->at.step >= run->steps; /* then look at the model, and leave the log alone */
+    if (!nothing_to_do) session_open_log(s);
+    if (s->resumed >= 0) {
+        checkpoint_path(path, run->out, "step-", s->resumed);
+        checkpoint_load(&r.m, path);
+        printf("resume: step %d of %d, from %s%s\n", s->at.step, run->steps, path,
                nothing_to_do ? "; a larger --steps would train on" : "");
     } else {
-        model_init(&s.m, run->seed);
+        model_init(&r.m, run->seed);
     }
 
     const double start = now_ms();
-    const uint64_t tokens = s.at.tokens;
-    const int first = s.at.step;
-    const int stopped = run_steps(&s);
-    if (s.at.step == first) { /* no step: the weights as they are */
-        if (s.val_sequences) run_validation(&s);
-        if (s.sample_total) run_sample(&s);
+    const uint64_t tokens = s->at.tokens;
+    const int first = s->at.step;
+    const int stopped = run_steps(&r);
+    if (s->at.step == first) { /* no step: the weights as they are */
+        if (s->val_sequences) run_validation(&r);
+        if (s->sample_total) run_sample(&r);
     } else {
-        report_end(&s, s.at.tokens - tokens, now_ms() - start);
+        report_end(&r, s->at.tokens - tokens, now_ms() - start);
     }
     if (stopped)
-        printf("stopped by signal %d after step %d; --out %s --resume goes on\n", stopped, s.at.step, run->out);
-    logger_close(&s.log);
-    data_close(&s.train);
-    data_close(&s.val);
-    files_close(&s.train_files);
-    files_close(&s.val_files);
-    state_free(&s.saved);
-    model_free(&s.m);
-    memory_free_all(&s.mem);
+        printf("stopped by signal %d after step %d; --out %s --resume goes on\n", stopped, s->at.step, run->out);
+    session_close(s);
+    model_free(&r.m);
+    memory_free_all(&r.mem);
     if (fflush(stdout) != 0 || ferror(stdout)) die("standard output: cannot write: %s", strerror(errno));
     return stopped ? 128 + stopped : 0;
 }

@@ -272,4 +272,9 @@ static inline void train_config_check(const TrainConfig *c, const ModelConfig *m
     if (!(c->clip >= 0)) die("--clip %g: must be 0 (no clipping) or more", c->clip);
 }
 
+/* A chunk of at least the sequence is one chunk: the sequence, in whole pages. */
+static inline int chunk_capacity(const TrainConfig *run) {
+    return run->chunk_size < run->T ? run->chunk_size : (int)round_up(run->T, run->P);
+}
+
 #endif

@@ -1,0 +1,280 @@
+/* session.h: a run around its steps: options, data, prompt, log, and the checkpoint that it goes on from. What both
+   programs decide before they touch a tensor, and what they tell the user about it. Steps, samples and the saving of
+   tensors are the programs' own. */
+#ifndef OOMB_SESSION_H
+#define OOMB_SESSION_H
+
+#include "args.h"
+#include "checkpoint.h"
+#include "dataloader.h"
+#include "logger.h"
+#include "sampler.h"
+#include "tensors.h"
+
+typedef struct {
+    TrainConfig run;
+    ModelConfig config;
+    TokenFiles train_files, val_files;
+    Data train, val;
+    int val_sequences;        /* 0: no validation */
+    int prompt, sample_total; /* tokens of the prompt, and with the sample; 0: no samples */
+    Logger log;
+    RunState at;
+    int resumed; /* the step of the checkpoint that this run goes on from; -1: from the start */
+    SavedState saved;
+    char log_path[MAX_PATH_BYTES];
+} Session;
+
+/* The options of a checkpoint against those of the run that goes on from it. */
+static inline void session_check_saved(const Session *s) {
+    TrainConfig old, now = s->run;
+    Option was[MAX_OPTIONS], is[MAX_OPTIONS];
+    char *words[MAX_OPTIONS + 1] = {(char *)"train_oomb"};
+    if (s->saved.count > MAX_OPTIONS) die("%s: the checkpoint has too many options", s->run.out);
+    for (int i = 0; i < s->saved.count; i++) words[i + 1] = s->saved.options[i];
+    options_read(s->saved.count + 1, words, &old);
+    for (int i = 0; i < NUM_CONFIG_FIELDS; i++) {
+        if (config_get(&s->config, i) != s->saved.model[i])
+            die("--resume: the checkpoint's model has %s = %g, but %s has %g; take the --model it was trained as",
+                config_fields[i].name, s->saved.model[i], s->run.model, config_get(&s->config, i));
+    }
+    const int n = options_table(&old, was);
+    options_table(&now, is);
+    for (int i = 0; i < n; i++) {
+        char a[MAX_VALUE], b[MAX_VALUE];
+        option_format(&was[i], a, sizeof a);
+        option_format(&is[i], b, sizeof b);
+        if (was[i].scope == THIS_TIME || strcmp(a, b) == 0) continue;
+        if (was[i].scope == POSITION)
+            die("--%s %s: the checkpoint has %s, and its position in the data counts on it; leave the option out, or "
+                "start "
+                "anew in another --out",
+                is[i].name, b, a);
+        printf("resume: --%s is %s, and was %s before\n", is[i].name, *b ? b : "(none)", *a ? a : "(none)");
+    }
+    const int had = old.recall_distance ? old.recall_distance : old.chunk_size,
+              has = now.recall_distance ? now.recall_distance : now.chunk_size;
+    if (strcmp(now.data, "recall") == 0 && had != has)
+        die("--chunk %d: the checkpoint's recall task has facts at least %d tokens away, one --chunk of its time; add "
+            "--recall-distance %d",
+            now.chunk_size, had, had);
+}
+
+/* The command line; with --resume, the options of the newest checkpoint stand before it. */
+static inline void session_options(Session *s, int argc, char **argv) {
+    char path[MAX_PATH_BYTES];
+    s->config = options_read(argc, argv, &s->run);
+    s->resumed = -1;
+    if (!s->run.resume || !*s->run.out) return;
+    if (access(s->run.out, F_OK) != 0)
+        die("--resume: %s: %s; to begin a run there, leave --resume out", s->run.out, strerror(errno));
+    s->resumed = checkpoint_latest(s->run.out, INT32_MAX);
+    if (s->resumed < 0) {
+        printf("resume: %s has no checkpoint yet; from the start\n", s->run.out);
+        return;
+    }
+    checkpoint_path(path, s->run.out, "step-", s->resumed);
+    s->saved = state_read(path);
+    if (s->saved.run.step != s->resumed) die("%s: its state.json is of step %d", path, s->saved.run.step);
+    char **words = (char **)xcalloc((size_t)argc + s->saved.count, sizeof(char *));
+    memcpy(words + 1, s->saved.options, (size_t)s->saved.count * sizeof(char *));
+    memcpy(words + 1 + s->saved.count, argv + 1, ((size_t)argc - 1) * sizeof(char *));
+    words[0] = argv[0];
+    s->config = options_read(argc + s->saved.count, words, &s->run);
+    free(words);
+    session_check_saved(s);
+    s->at = s->saved.run;
+}
+
+static inline void session_report_files(const TokenFiles *f, const char *name) {
+    printf("%s", name);
+    if (f->num_shards > 1) printf(", %d files", f->num_shards);
+    printf(", %" PRIu64 " tokens", f->count);
+    if (f->kind == DATA_TOKENS) printf(", %" PRIu64 " of them masked targets", f->masked);
+}
+
+/* --data and --val from files; without --val the last tenth of the data is held out. */
+static inline void session_open_files(Session *s) {
+    const TrainConfig *run = &s->run;
+    const uint64_t T = (uint64_t)run->T, need = (uint64_t)run->B * T + 1;
+    s->train_files = files_open("--data", run->data);
+    const uint64_t tokens = s->train_files.count;
+    uint64_t held = *run->val || run->val_seqs == 0 ? 0 : tokens / 10;
+    if (held < T + 1 || tokens - held < need) held = 0; /* too short to be worth a sequence */
+    if (tokens - held < need)
+        die("--data %s: %" PRIu64 " tokens, but a batch of %d x %d needs %" PRIu64
+            "; use a smaller --seq-len or --batch",
+            run->data, tokens, run->B, run->T, need);
+    if (*run->val) {
+        s->val_files = files_open("--val", run->val);
+        if (s->val_files.count < T + 1)
+            die("--val %s: %" PRIu64 " tokens, but one sequence needs %" PRIu64, run->val, s->val_files.count, T + 1);
+        if (s->val_files.kind != s->train_files.kind)
+            die("--val %s: --data and --val must both be text, or both token ids", run->val);
+        if (!run->plan) files_check(&s->val_files, s->config.V);
+        s->val = data_open_files(&s->val_files, run->T, 0, s->val_files.count, 0, 0);
+    }
+    if (!run->plan) files_check(&s->train_files, s->config.V);
+    s->train = data_open_files(&s->train_files, run->T, 0, tokens - held, 1, (uint64_t)run->seed);
+    if (held) s->val = data_open_files(&s->train_files, run->T, tokens - held, held, 0, 0);
+    printf("data: ");
+    session_report_files(&s->train_files, run->data);
+    printf("; training on %" PRIu64 ": %" PRIu64 " sequences, %" PRIu64 " tokens at the end unused\n", s->train.count,
+           s->train.samples, s->train.count - 1 - s->train.samples * T);
+    s->val_sequences = (int)min_size((size_t)run->val_seqs, (size_t)s->val.samples);
+    if (s->val_sequences) {
+        printf("validation: ");
+        if (*run->val) session_report_files(&s->val_files, run->val);
+        else printf("the last tenth of it");
+        printf(", %d of %" PRIu64 " sequences\n", s->val_sequences, s->val.samples);
+    } else {
+        printf("validation: none%s\n",
+               run->val_seqs ? "; the last tenth of the data does not hold one sequence, give --val" : "");
+    }
+}
+
+/* Opens what there is to train on and says what it is. */
+static inline void session_open_data(Session *s) {
+    const TrainConfig *run = &s->run;
+    if (strcmp(run->data, "recall") != 0) {
+        if (run->recall_distance) die("--recall-distance %d: only --data recall has distances", run->recall_distance);
+        session_open_files(s);
+    } else {
+        if (*run->val) die("--val %s: the recall task makes its own validation sequences; leave --val out", run->val);
+        if (run->plan) { /* any model and length can be planned, without data */
+            s->train.kind = DATA_RECALL;
+            return;
+        }
+        const int distance = run->recall_distance ? run->recall_distance : run->chunk_size;
+        s->train = data_open_recall(run->T, distance, (uint64_t)run->seed);
+        s->val = data_open_recall(run->T, distance, ~(uint64_t)run->seed);
+        s->val_sequences = run->val_seqs;
+        printf("data: recall, %d facts and %d questions per sequence, at least %d tokens apart; guessing is right once "
+               "in %d\n",
+               RECALL_KEYS, run->T / RECALL_TOKENS_PER_QUESTION, distance, RECALL_VALUES);
+    }
+    if (s->train.V > s->config.V)
+        die("--data %s: token ids up to %d, but --model %s has a vocabulary of %d; leave --model out, or take one with "
+            "a larger vocabulary",
+            run->data, s->train.V - 1, run->model, s->config.V);
+    if (s->resumed >= 0 && s->at.data_tokens != s->train.count)
+        die("--data %s: %" PRIu64 " tokens to train on, but the checkpoint was trained on %" PRIu64
+            ": its position in them would be another place. Give the same data (and --val), or start anew in another "
+            "--out",
+            run->data, s->train.count, s->at.data_tokens);
+    s->at.data_tokens = s->train.count;
+}
+
+/* The tokens of --prompt into out (NULL: only counts them): bytes after a start token, or the ids that it lists. */
+static inline int session_prompt(const Session *s, int *out) {
+    const char *text = s->run.prompt;
+    int n = 0;
+    if (s->train.kind == DATA_BYTES) {
+        if (out) out[0] = BYTES_START;
+        for (n = 1; *text; text++, n++) {
+            if (out) out[n] = (unsigned char)*text;
+        }
+        return n;
+    }
+    for (;;) {
+        char *end;
+        while (*text == ' ' || *text == ',') text++;
+        if (!*text) break;
+        const long id = strtol(text, &end, 10);
+        if (end == text || id < 0 || id >= s->config.V)
+            die("--prompt %s: the data are token ids, so the prompt is a list of them, like '15 3 7', each below %d",
+                s->run.prompt, s->config.V);
+        if (out) out[n] = (int)id;
+        text = end;
+        n++;
+    }
+    if (n == 0) die("--sample-every: the data are token ids: give a --prompt of at least one, like --prompt 0");
+    return n;
+}
+
+static inline void session_plan_sample(Session *s) {
+    const TrainConfig *run = &s->run;
+    if (!*run->prompt && !run->sample_every) return;
+    const int n = session_prompt(s, NULL);
+    if (n >= run->T)
+        die("--prompt: %d tokens leave no room for a sample in --seq-len %d; give a shorter prompt", n, run->T);
+    if (run->sample_len > run->T - n)
+        die("--sample-len %d: after %d tokens of prompt there is room for %d in --seq-len %d", run->sample_len, n,
+            run->T - n, run->T);
+    s->prompt = n;
+    s->sample_total = run->sample_len ? n + run->sample_len : (int)min_size((size_t)run->T, (size_t)n + 256);
+}
+
+/* A file about to be written must not be one that is read. */
+static inline void session_refuse_data_file(const Session *s, const char *option, const char *path) {
+    for (int i = 0; *path && i < s->train_files.num_shards + s->val_files.num_shards; i++) {
+        const int val = i - s->train_files.num_shards;
+        const char *read = val < 0 ? s->train_files.shards[i].path : s->val_files.shards[val].path;
+        if (same_file(path, read))
+            die("%s %s: is a file that --data or --val reads; give it another name", option, path);
+    }
+}
+
+/* Opened last: it empties the file, which a run that is refused must not have done. */
+static inline void session_open_log(Session *s) {
+    TrainConfig *run = &s->run;
+    if (*run->out && !*run->log) {
+        path_join(s->log_path, run->out, "log.jsonl");
+        run->log = s->log_path;
+    }
+    session_refuse_data_file(s, "--log", run->log);
+    s->log = logger_open(run->log, s->resumed);
+}
+
+static inline void session_report_model(const ModelConfig *c, const TrainConfig *run, int threads) {
+    TensorInfo t[NUM_TENSORS];
+    tensors_describe(c, t);
+    const size_t padding = (size_t)(c->Vp - c->V) * c->C * (c->tied ? 1 : 2), params = tensors_total(t, c->L) - padding;
+    const int chunk_size = chunk_capacity(run), N = chunks_count(run->T, chunk_size);
+    printf("model: %s, %.2fM parameters; %d layers, %d channels, %d heads of %d (%d for keys and values), MLP %d, "
+           "vocabulary %d\n",
+           run->model, (double)params * 1e-6, c->L, c->C, c->NH, c->HD, c->NKV, c->F, c->V);
+    printf("sequence: %d x %d tokens in %d chunk%s of %d; pages of %d tokens; %d thread%s\n\n", run->B, run->T, N,
+           N > 1 ? "s" : "", chunk_size, run->P, threads, threads > 1 ? "s" : "");
+}
+
+/* --out: the directory, if no other run's checkpoints are there. */
+static inline void session_open_out(const Session *s) {
+    const int latest = checkpoint_latest(s->run.out, INT32_MAX);
+    if (s->resumed < 0 && latest >= 0)
+        die("--out %s: holds a checkpoint of step %d; add --resume to go on from it, or give another directory",
+            s->run.out, latest);
+    checkpoint_open_dir(s->run.out);
+}
+
+/* A sample of s->sample_total tokens, the prompt's first: as text if the data are text, else as ids. */
+static inline void session_report_sample(Session *s, const int *tokens) {
+    printf("sample %3d | ", s->at.step);
+    if (s->train.kind == DATA_BYTES) {
+        unsigned char *text = (unsigned char *)xcalloc((size_t)s->sample_total, 1);
+        int n = 0;
+        for (int i = 0; i < s->sample_total; i++) {
+            if (tokens[i] < BYTES_START) text[n++] = (unsigned char)tokens[i];
+        }
+        print_text(stdout, text, n);
+        free(text);
+    } else {
+        for (int i = 0; i < s->sample_total; i++) printf(i == s->prompt ? " | %d" : " %d", tokens[i]);
+    }
+    printf("\n");
+    fflush(stdout);
+    logger_number(&s->log, "step", s->at.step);
+    logger_integers(&s->log, "sample", tokens, s->sample_total);
+    logger_end(&s->log);
+}
+
+static inline void session_close(Session *s) {
+    logger_close(&s->log);
+    data_close(&s->train);
+    data_close(&s->val);
+    files_close(&s->train_files);
+    files_close(&s->val_files);
+    state_free(&s->saved);
+}
+
+#endif
