@@ -2577,6 +2577,25 @@ static void test_resume_refused(void) {
     close(lock);
 }
 
+/* Runs a command of the shell, without waiting for it. */
+static pid_t start(const char *command) {
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+        _exit(127);
+    }
+    return child;
+}
+
+/* Waits until the log of a run in dir is there and has more than this many bytes, but no longer than a minute. */
+static void wait_for_log(const char *dir, off_t bytes) {
+    char log[400];
+    struct stat st;
+    snprintf(log, sizeof log, "%s/log.jsonl", dir);
+    for (int wait = 0; wait < 60000 && (stat(log, &st) != 0 || st.st_size < bytes); wait++) usleep(1000);
+}
+
 /* A run that saves every step, killed at 100 random moments: every resume goes on bit for bit. */
 static void test_kill(void) {
     char a[300], b[300], base[900], command[1800];
@@ -2593,11 +2612,7 @@ static void test_kill(void) {
         mkdir(b, 0777);
         snprintf(command, sizeof command, "exec %s %s --out %s --resume >/dev/null 2>&1", PROGRAM, base, b);
         for (int status = -1; status != 0 && !failed_here;) {
-            const pid_t child = fork();
-            if (child == 0) {
-                execl("/bin/sh", "sh", "-c", command, (char *)NULL);
-                _exit(127);
-            }
+            const pid_t child = start(command);
             if (kills < 100) usleep((useconds_t)(1000 * (5 + rng_below(&r, 60))));
             if (kills < 100) kill(child, SIGKILL);
             waitpid(child, &status, 0);
@@ -2627,18 +2642,8 @@ static void test_interrupt(void) {
     int reached = 0;
     for (int i = 0; i < 2; i++) {
         int status = 0;
-        const pid_t child = fork();
-        if (child == 0) {
-            execl("/bin/sh", "sh", "-c", command, (char *)NULL);
-            _exit(127);
-        }
-        char log[400];
-        struct stat st;
-        snprintf(log, sizeof log, "%s/log.jsonl", b);
-        for (int wait = 0; wait < 5000; wait++) { /* until it has trained a few steps */
-            if (stat(log, &st) == 0 && st.st_size > (i + 1) * 1500) break;
-            usleep(1000);
-        }
+        const pid_t child = start(command);
+        wait_for_log(b, (i + 1) * 1500); /* until it has trained a few steps */
         kill(child, signals[i]);
         waitpid(child, &status, 0);
         const int latest = checkpoint_latest(b, INT32_MAX);
@@ -2650,6 +2655,20 @@ static void test_interrupt(void) {
     run_ok("the rest", command);
     check_same_checkpoint("interrupted twice", a, b, 60, 1);
     check_same_log("interrupted twice", a, b);
+
+    remove_tree(a); /* a second Ctrl-C within one long step ends the program at once */
+    snprintf(command, sizeof command,
+             "exec %s -n 9 -T 4096 -B 16 --chunk 256 --val-seqs 0 --threads 1 --out %s >/dev/null 2>&1", PROGRAM, a);
+    int status = 0;
+    const pid_t child = start(command);
+    wait_for_log(a, 0);
+    usleep(100000);
+    kill(child, SIGINT);
+    usleep(20000);
+    kill(child, SIGINT);
+    waitpid(child, &status, 0);
+    check(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT && checkpoint_latest(a, INT32_MAX) == -1,
+          "two Ctrl-C: status %x", status);
 }
 
 /* A real full disk, and a read-only one: the run ends with one line, what was saved is intact, and goes on when there is
@@ -2734,11 +2753,7 @@ static void test_memory_flat(void) {
              "--save-every 100 --prompt 1 "
              "--sample-every 50 --sample-len 20 --threads 1 --out %s >/dev/null 2>&1",
              PROGRAM, scratch_dir, dir);
-    const pid_t child = fork();
-    if (child == 0) {
-        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
-        _exit(127);
-    }
+    const pid_t child = start(command);
     int status = 0, most = 0, looks = 0;
     snprintf(fds, sizeof fds, "/proc/%d/fd", child);
     while (waitpid(child, &status, WNOHANG) == 0) {
