@@ -2545,7 +2545,11 @@ static void test_resume_refused(void) {
     check(run_program(command, output, sizeof output) == 1 && strstr(output, "No such file"),
           "a directory that is not there: %s", output);
     mkdir(scratch_path("begun"), 0777);
-    snprintf(command, sizeof command, "--out %s --resume -n 1 -T 128 --val-seqs 0", scratch_path("begun"));
+    snprintf(command, sizeof command, "--out %s --resume", scratch_path("begun"));
+    check(run_program(command, output, sizeof output) == 1 && strstr(output, "no checkpoint; to begin a run there"),
+          "an empty directory: %s", output);
+    snprintf(command, sizeof command, "--out %s --resume --data recall -n 1 -T 128 --val-seqs 0",
+             scratch_path("begun"));
     check(run_program(command, output, sizeof output) == 0 && strstr(output, "no checkpoint yet; from the start"),
           "an empty directory: %s", output);
     write_file("notes", 100);
@@ -2605,7 +2609,8 @@ static void test_kill(void) {
         snprintf(a, sizeof a, "%s", scratch_path("kill_a")), snprintf(b, sizeof b, "%s", scratch_path("kill_b"));
         remove_tree(a), remove_tree(b);
         snprintf(base, sizeof base,
-                 "-n 120 -T 128 -B 1 --chunk 32 --val-seqs 1 --val-every 10 --save-every 1 --seed %d --threads 1",
+                 "--data recall -n 120 -T 128 -B 1 --chunk 32 --val-seqs 1 --val-every 10 --save-every 1 --seed %d "
+                 "--threads 1",
                  ++runs);
         snprintf(command, sizeof command, "%s --out %s", base, a);
         run_ok("the run that is left alone", command);
@@ -2633,7 +2638,7 @@ static void test_kill(void) {
 static void test_interrupt(void) {
     char a[300], b[300], command[1800];
     snprintf(a, sizeof a, "%s", scratch_path("int_a")), snprintf(b, sizeof b, "%s", scratch_path("int_b"));
-    const char *base = "-n 60 -T 256 -B 1 --chunk 32 --val-seqs 1 --val-every 7 --threads 1";
+    const char *base = "--data recall -n 60 -T 256 -B 1 --chunk 32 --val-seqs 1 --val-every 7 --threads 1";
     snprintf(command, sizeof command, "%s --out %s", base, a);
     run_ok("the run that is left alone", command);
     snprintf(command, sizeof command, "exec %s %s --out %s --resume >/dev/null 2>&1", PROGRAM, base, b);

@@ -70,6 +70,10 @@ static inline void session_options(Session *s, int argc, char **argv) {
         die("--resume: %s: %s; to begin a run there, leave --resume out", s->run.out, strerror(errno));
     s->resumed = checkpoint_latest(s->run.out, INT32_MAX);
     if (s->resumed < 0) {
+        int data = 0; /* a wrong directory must not begin the default run */
+        for (int i = 1; i < argc; i++) data |= strcmp(argv[i], "--data") == 0 || strncmp(argv[i], "--data=", 7) == 0;
+        if (!data)
+            die("--resume: %s has no checkpoint; to begin a run there, give its options, at least --data", s->run.out);
         printf("resume: %s has no checkpoint yet; from the start\n", s->run.out);
         return;
     }
