@@ -84,7 +84,7 @@ fuzz: dev/fuzz/fuzz_readers
 	  -artifact_prefix=dev/fuzz/corpus/ -print_final_stats=1 dev/fuzz/corpus
 dev/fuzz/fuzz_readers: dev/fuzz/fuzz_readers.c $(HEADERS) Makefile
 	clang -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -Wall -Wextra -fsanitize=fuzzer,address,undefined \
-	  -fno-sanitize-recover=all $< -o $@ -lm || { echo "make fuzz needs clang with libFuzzer (Debian: clang, libclang-rt-14-dev)"; exit 1; }
+	  -fno-sanitize-recover=all $< -o $@ -lm || { echo "make fuzz needs clang with its libFuzzer (Debian 12: clang, libclang-rt-14-dev)"; exit 1; }
 
 check:
 	scripts/check_build.sh

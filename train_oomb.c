@@ -1,4 +1,4 @@
-/* train_oomb.c: trains GPT-2 and LLaMA style models on sequences of any length in the memory of
+/* train_oomb.c: trains GPT-2, LLaMA and Qwen style models on sequences of any length in the memory of
    one chunk plus the pages, on a CPU. It is also the oracle of the CUDA program: same parts, same
    names, same order.
 
@@ -1279,12 +1279,12 @@ static Work work_layers(const Model *m, ChunkRange range, KvMode kv, int layers)
     return w;
 }
 
-/* The head over the chunk's tokens; products: 1 forward, 3 with the backward. */
-static Work work_head(const Model *m, ChunkRange range, int products) {
+/* The head over the chunk's tokens: one product forward; two backward, which also read and write the gradient. */
+static Work work_head(const Model *m, ChunkRange range, int backward) {
     const double head = (double)m->config.C * m->config.Vp;
     Work w = {0};
-    w.products = products * 2.0 * m->B * range.Tc * head;
-    w.param_bytes = products * head * sizeof(floatX);
+    w.products = (backward ? 2 : 1) * 2.0 * m->B * range.Tc * head;
+    w.param_bytes = (backward ? 3 : 1) * head * sizeof(floatX);
     return w;
 }
 
@@ -1317,11 +1317,11 @@ static void step_work(const Model *m, const ChunkStep *s, Work *w) {
         part = work_layers(m, range, KV_ONLY, 1);
     } else {
         w[WORK_FORWARD] = work_layers(m, range, s->write_kv ? KV_WRITE : KV_THERE, L);
-        part = work_head(m, range, 1);
+        part = work_head(m, range, 0);
     }
     work_add(&w[WORK_FORWARD], &part);
     if (s->pass != PASS_BACKWARD) return;
-    w[WORK_BACKWARD] = work_head(m, range, 2);
+    w[WORK_BACKWARD] = work_head(m, range, 1);
     part = work_backward(m, range);
     work_add(&w[WORK_BACKWARD], &part);
     if (m->recompute == RECOMPUTE_CHUNK) return;
@@ -1524,8 +1524,8 @@ static void last_logits(Model *m, int Tc) {
 }
 
 /* Writes tokens[prompt .. total-1], each drawn after all before it. tokens (total), 1 <= prompt < total <= m->T;
-   candidates (V) is scratch. Between steps every page is free, so the sample takes what it needs and gives it back
-   in the reverse order: the training that follows does not see that it was there. */
+   candidates (V) is scratch. Between steps every page is free, so the sample takes what it needs and gives all of it
+   back. Training gets other slots for its pages then, but slots do not enter into any number. */
 static void sample_tokens(Model *m, int *tokens, int prompt, int total, const Sampler *sampler, Rng *rng,
                           Candidate *candidates) {
     assert(prompt >= 1 && prompt < total && total <= m->T);
@@ -1687,8 +1687,10 @@ static volatile sig_atomic_t stop_signal; /* set by Ctrl-C: save after this step
 
 static void on_signal(int number) {
     static const char text[] = "\nstopping after this step, with a checkpoint; once more to stop at once\n";
+    const int saved = errno;
     stop_signal = number;
-    if (write(2, text, sizeof text - 1) < 0) return; /* a handler may call write(), not printf() */
+    if (write(2, text, sizeof text - 1) < 0) stop_signal = number; /* not printf(): this is a handler */
+    errno = saved;
 }
 
 /* The second Ctrl-C ends the program at once: the first puts the default back. */
@@ -1706,7 +1708,8 @@ static void run_alloc(Model *m, Batch *batch, Memory *mem, const Session *s, con
     memory_note(mem, "program and libraries", "process", "", TIER_HOST, MEMORY_KEPT, program);
     model_alloc(m, mem, &s->config, run);
     batch_alloc(batch, mem, &s->config, run);
-    memory_note(mem, "tokens and targets", "data", "", TIER_HOST, MEMORY_KEPT, data_bytes_held(&s->train));
+    memory_note(mem, "tokens and targets", "data", "", TIER_HOST, MEMORY_KEPT,
+                data_bytes_held(&s->train) + data_bytes_held(&s->val));
 }
 
 /* The ledger of a run and its Model without memory: filled by the calls that will allocate. */
@@ -1725,8 +1728,16 @@ static TrainConfig one_chunk(TrainConfig run) {
     return run;
 }
 
-static void report_work_line(const char *name, int chunks, const Work *w) {
-    printf("  %-28s %6d  %11s  %11s  %10s  %10s  %10s\n", name, chunks, text_flops(w->products).text,
+static void work_scale(Work *w, double factor) {
+    w->products *= factor;
+    w->attention *= factor;
+    w->param_bytes *= factor;
+    w->pages_read *= factor;
+    w->pages_written *= factor;
+}
+
+static void report_work_line(const char *name, double chunks, const Work *w) {
+    printf("  %-28s %6.0f  %11s  %11s  %10s  %10s  %10s\n", name, chunks, text_flops(w->products).text,
            text_flops(w->attention).text, text_bytes(w->param_bytes).text, text_bytes(w->pages_read).text,
            text_bytes(w->pages_written).text);
 }
@@ -1734,7 +1745,7 @@ static void report_work_line(const char *name, int chunks, const Work *w) {
 /* What a step does, pass by pass, from the schedule that it would run. m is planned, not allocated. */
 static void report_work(Model *m, int grad_accum, Logger *log) {
     Work sum[2][WORK_KINDS], total = {0}, step[WORK_KINDS]; /* [is a backward][kind] */
-    int chunks[2] = {0, 0};
+    double chunks[2] = {0, 0};
     memset(sum, 0, sizeof sum);
     m->schedule = (ChunkStep *)xcalloc(chunks_max_steps(m->N), sizeof(ChunkStep));
     for (int i = 0, n = sequence_schedule(m, 1); i < n; i++) {
@@ -1742,10 +1753,9 @@ static void report_work(Model *m, int grad_accum, Logger *log) {
         step_work(m, &m->schedule[i], step);
         chunks[back] += grad_accum;
         for (int k = 0; k < WORK_KINDS; k++) {
-            for (int batch = 0; batch < grad_accum; batch++) {
-                work_add(&sum[back][k], &step[k]);
-                work_add(&total, &step[k]);
-            }
+            work_scale(&step[k], grad_accum);
+            work_add(&sum[back][k], &step[k]);
+            work_add(&total, &step[k]);
         }
     }
     free(m->schedule);
@@ -1776,7 +1786,7 @@ static void report_plan(const Session *s, size_t program) {
                tier_names[TIER_HOST], text_bytes((double)memory_total(&one_pass, TIER_HOST)).text);
     printf("\n");
     if (run->plan) {
-        Logger log = logger_open(run->log, -1);
+        Logger log = logger_open(run->log, INT32_MAX); /* behind what is there */
         report_work(&planned, run->grad_accum, &log);
         logger_number(&log, "host_bytes", (double)memory_total(&plan, TIER_HOST));
         logger_end(&log);
@@ -1798,6 +1808,7 @@ typedef struct {
     Memory mem;
     Model m;
     Batch batch;
+    Dump dump; /* its path is "" until it has begun */
 } Run;
 
 static void run_validation(Run *r) {
@@ -1824,7 +1835,7 @@ static double checkpoint_bytes(const Model *m) { return 3.0 * (double)m->num_par
 static void run_save(Run *r) {
     Session *s = &r->session;
     Option table[MAX_OPTIONS];
-    char values[MAX_OPTIONS][MAX_VALUE];
+    static char values[MAX_OPTIONS][MAX_VALUE];
     const char *options[MAX_OPTIONS][2];
     int count = 0;
     const double start = now_ms();
@@ -1874,14 +1885,13 @@ static void run_step(Run *r) {
     const TrainConfig *run = &s->run;
     const int step = s->at.step + 1;
     const double per_step = (double)r->batch.per_batch * run->grad_accum;
-    static Dump dump;
     Progress progress = progress_start(sequence_cost(&r->m, 1) * run->grad_accum, per_step);
     for (size_t i = 0; i < (size_t)run->grad_accum * run->B; i++)
         data_sample(&s->train, s->at.sample++, r->batch.inputs + i * run->T, r->batch.targets + i * run->T, NULL);
-    if (*run->dump && !*dump.path) dump_begin(r, &dump);
+    if (*run->dump && !*r->dump.path) dump_begin(r, &r->dump);
     const double lr = schedule_lr((ScheduleKind)run->schedule, run->lr, step, run->warmup, run->steps);
     const double loss = step_gradients(&r->m, &r->batch, &progress);
-    if (r->m.dump) dump_end(r, &dump);
+    if (r->m.dump) dump_end(r, &r->dump);
     const double norm = step_update(&r->m, lr, run->weight_decay, run->clip, step);
     const double ms = now_ms() - progress.start_ms;
     progress_end(&progress);
@@ -1952,22 +1962,27 @@ int main(int argc, char **argv) {
     session_open_data(s);
     session_plan_sample(s);
     session_refuse_data_file(s, "--dump", run->dump);
+    session_refuse_data_file(s, "--log", run->log);
+    if (*run->dump && (strcmp(run->dump, run->log) == 0 || same_file(run->dump, run->log)))
+        die("--dump %s: is the file of --log; give it another name", run->dump);
+    if (*run->dump && s->at.step >= run->steps)
+        die("--dump %s: the checkpoint is of step %d already; a larger --steps would give a step to write down",
+            run->dump, s->at.step);
 
     /* The table first, so that a run that does not fit is seen to be refused and why. */
     const size_t program = peak_rss_bytes();
     report_plan(s, program);
-    if (run->plan) return 0;
-    if (*run->out) {
-        session_open_out(s);
-        if (s->at.step < run->steps) catch_signals();
+    if (run->plan) {
+        check_stdout();
+        return 0;
     }
+    if (*run->out) session_open_out(s);
     run_alloc(&r.m, &r.batch, &r.mem, s, run, program);
     if (*run->out && checkpoint_space(run->out) < checkpoint_bytes(&r.m))
         fprintf(stderr, "warning: --out %s: a checkpoint takes %s, but only %s are free\n", run->out,
                 text_bytes(checkpoint_bytes(&r.m)).text, text_bytes((double)checkpoint_space(run->out)).text);
     const int nothing_to_do =
         s->resumed >= 0 && s->at.step >= run->steps; /* then look at the model, and leave the log alone */
-    if (!nothing_to_do) session_open_log(s);
     if (s->resumed >= 0) {
         checkpoint_path(path, run->out, "step-", s->resumed);
         checkpoint_load(&r.m, path);
@@ -1976,6 +1991,8 @@ int main(int argc, char **argv) {
     } else {
         model_init(&r.m, run->seed);
     }
+    if (*run->out && !nothing_to_do) catch_signals();
+    if (!nothing_to_do) session_open_log(s);
 
     const double start = now_ms();
     const uint64_t tokens = s->at.tokens;
@@ -1992,7 +2009,7 @@ int main(int argc, char **argv) {
     session_close(s);
     model_free(&r.m);
     memory_free_all(&r.mem);
-    if (fflush(stdout) != 0 || ferror(stdout)) die("standard output: cannot write: %s", strerror(errno));
+    check_stdout();
     return stopped ? 128 + stopped : 0;
 }
 

@@ -17,23 +17,23 @@ typedef struct {
     const char *name;
     char letter; /* 0: none */
     OptionKind kind;
-    void *value;         /* const char *, int, double, int or int; holds the default before parsing */
-    int least;           /* OPTION_COUNT: the smallest that makes sense */
+    void *value;         /* const char * for TEXT, double for REAL, else int; holds the default before parsing */
+    int least;           /* OPTION_COUNT: the smallest that makes sense; OPTION_TEXT: 0 if it may be empty */
     const char *choices; /* OPTION_CHOICE: "exact|none", value is the index; else what --help shows */
     OptionScope scope;
     const char *help;
 } Option;
 
-enum { MAX_OPTIONS = 48, MAX_VALUE = 1024 };
+enum { MAX_OPTIONS = 48, MAX_VALUE = 4096 /* bytes of a value with its end; longer ones are refused */ };
 
 /* Fills the table with pointers into c; returns the number of options. */
 static inline int options_table(TrainConfig *c, Option *out) {
     const Option table[] = {
-        {"data", 0, OPTION_TEXT, &c->data, 0, "FILES", RUN,
+        {"data", 0, OPTION_TEXT, &c->data, 1, "FILES", RUN,
          "text read as bytes, or .bin token files; 'dir/*.bin' for many; or recall, the generated task"},
         {"val", 0, OPTION_TEXT, &c->val, 0, "FILES", RUN,
          "validation data; without it the last tenth of --data, if that holds a sequence"},
-        {"model", 0, OPTION_TEXT, &c->model, 0, "PRESET", RUN, "see below"},
+        {"model", 0, OPTION_TEXT, &c->model, 1, "PRESET", RUN, "see below"},
         {"seq-len", 'T', OPTION_COUNT, &c->T, 1, "N", POSITION, "tokens per sequence: the whole context"},
         {"batch", 'B', OPTION_COUNT, &c->B, 1, "N", RUN, "sequences side by side"},
         {"chunk", 0, OPTION_COUNT, &c->chunk_size, 1, "N", RUN, "tokens per chunk; N >= seq-len is one chunk"},
@@ -57,9 +57,9 @@ static inline int options_table(TrainConfig *c, Option *out) {
          "validate every N steps and at the end; 0: at the end only"},
         {"val-seqs", 0, OPTION_COUNT, &c->val_seqs, 0, "N", RUN,
          "most validation sequences to use; 0: never validate, hold nothing out"},
-        {"recall-distance", 0, OPTION_COUNT, &c->recall_distance, 0, "N", POSITION,
+        {"recall-distance", 0, OPTION_COUNT, &c->recall_distance, 0, "N", RUN,
          "least tokens from fact to question, at most seq-len / 4; 0: one chunk"},
-        {"out", 0, OPTION_TEXT, &c->out, 0, "DIR", THIS_TIME,
+        {"out", 0, OPTION_TEXT, &c->out, 1, "DIR", THIS_TIME,
          "where checkpoints go: at the end, on Ctrl-C, and as --save-every says"},
         {"save-every", 0, OPTION_COUNT, &c->save_every, 0, "N", RUN, "a checkpoint every N steps; 0: at the end only"},
         {"keep", 0, OPTION_COUNT, &c->keep, 0, "N", RUN, "newest checkpoints to keep; 0: all"},
@@ -72,10 +72,10 @@ static inline int options_table(TrainConfig *c, Option *out) {
          "tokens of a sample; 0: up to 256, as --seq-len has room"},
         {"temperature", 0, OPTION_REAL, &c->temperature, 0, "X", RUN, "of samples; 0: always the likeliest token"},
         {"top-k", 0, OPTION_COUNT, &c->top_k, 0, "N", RUN, "sample among the N likeliest tokens; 0: among all"},
-        {"log", 0, OPTION_TEXT, &c->log, 0, "FILE", THIS_TIME,
+        {"log", 0, OPTION_TEXT, &c->log, 1, "FILE", RUN,
          "one JSON object per step, validation and sample; with --out it is DIR/log.jsonl"},
-        {"dump", 0, OPTION_TEXT, &c->dump, 0, "FILE", THIS_TIME,
-         "write every intermediate of the first step as safetensors; see dev/compare_dumps"},
+        {"dump", 0, OPTION_TEXT, &c->dump, 1, "FILE", THIS_TIME,
+         "write every intermediate of the first step's first batch as safetensors; see dev/compare_dumps"},
         {"plan", 0, OPTION_FLAG, &c->plan, 0, "", THIS_TIME,
          "print memory, flops and bytes of such a run, and allocate and train nothing"},
     };
@@ -106,7 +106,8 @@ static inline void option_format(const Option *o, char *text, size_t size) {
 static inline void option_parse(const Option *o, const char *text) {
     char *end;
     if (o->kind == OPTION_TEXT) {
-        if (*text == 0) die("--%s: empty; give %s, or leave the option out", o->name, o->choices);
+        if (*text == 0 && o->least) die("--%s: empty; give %s, or leave the option out", o->name, o->choices);
+        if (strlen(text) >= MAX_VALUE) die("--%s: %zu bytes; at most %d", o->name, strlen(text), MAX_VALUE - 1);
         *(const char **)o->value = text;
     }
     if (o->kind == OPTION_FLAG) *(int *)o->value = 1;
@@ -215,6 +216,7 @@ static inline ModelConfig options_read(int argc, char **argv, TrainConfig *c) {
         if (sweep == 1 && help) {
             *c = train_config(preset);
             options_help(table, n, stdout);
+            check_stdout();
             exit(0);
         }
     }

@@ -22,14 +22,15 @@
 #include <sys/file.h>
 #include <sys/statvfs.h>
 
-enum { STATE_FORMAT = 1, MAX_PATH_BYTES = 4096 };
+enum { STATE_FORMAT = 1, STATE_MAX_OPTIONS = 64, MAX_PATH_BYTES = 4096 };
 
 /* Where a run is. Every random number is a function of the seed and one of these counters. */
 typedef struct {
     int step;             /* optimizer steps done */
     uint64_t sample;      /* sequences read: the position in the data */
     uint64_t tokens;      /* tokens trained on */
-    uint64_t data_tokens; /* tokens of the training data, 0 for the recall task: another number is other data */
+    uint64_t data_tokens; /* tokens of the training data, 0 for the recall task */
+    uint64_t data_hash;   /* files_hash() of it; another number is other data */
 } RunState;
 
 static inline void path_join(char *out, const char *dir, const char *name) {
@@ -43,7 +44,7 @@ static inline int directory_sync(const char *path) {
     return fd < 0 ? errno : close_durably(fd, 0);
 }
 
-/* A directory of plain files, and the files in it. What cannot be removed is left: it does no harm. */
+/* A directory of plain files, and the files in it; what cannot be removed is left. */
 static inline void directory_remove(const char *path) {
     char file[MAX_PATH_BYTES];
     DIR *d = opendir(path);
@@ -89,7 +90,12 @@ static inline int checkpoint_latest(const char *dir, int before) {
    Returns its descriptor. */
 static inline int checkpoint_open_dir(const char *dir) {
     char path[MAX_PATH_BYTES];
-    if (mkdir(dir, 0777) != 0 && errno != EEXIST) die("--out %s: cannot make the directory: %s", dir, strerror(errno));
+    if (mkdir(dir, 0777) == 0) {
+        path_join(path, dir, "..");
+        directory_sync(path); /* its own name; where that cannot be done, the check below says so */
+    } else if (errno != EEXIST) {
+        die("--out %s: cannot make the directory: %s", dir, strerror(errno));
+    }
     const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) die("--out %s: cannot open the directory: %s", dir, strerror(errno));
     if (flock(fd, LOCK_EX | LOCK_NB) != 0)
@@ -103,6 +109,8 @@ static inline int checkpoint_open_dir(const char *dir) {
     if (d) closedir(d);
     path_join(path, dir, ".writing-00000000"); /* before the first step, not after hours */
     if (mkdir(path, 0777) != 0 || rmdir(path) != 0) die("--out %s: cannot write there: %s", dir, strerror(errno));
+    const int error = directory_sync(dir);
+    if (error) die("--out %s: cannot sync the directory: %s; give one on another disk", dir, strerror(error));
     return fd;
 }
 
@@ -133,7 +141,9 @@ static inline void checkpoint_prune(const char *dir, int keep) {
     while (keep && step >= 0 && (step = checkpoint_latest(dir, step)) >= 0) {
         checkpoint_path(from, dir, "step-", step);
         checkpoint_path(to, dir, ".deleting-", step);
-        if (rename(from, to) == 0) directory_remove(to);
+        if (rename(from, to) != 0 || directory_sync(dir) != 0)
+            continue; /* its name must be gone before its files are */
+        directory_remove(to);
     }
 }
 
@@ -153,8 +163,8 @@ static inline int state_write(const char *path, const RunState *s, const ModelCo
     if (!f) return errno;
     fprintf(f,
             "{\n\"format\": %d,\n\"step\": %d,\n\"sample\": %" PRIu64 ",\n\"tokens\": %" PRIu64
-            ",\n\"data_tokens\": %" PRIu64 ",\n\"model\": {",
-            STATE_FORMAT, s->step, s->sample, s->tokens, s->data_tokens);
+            ",\n\"data_tokens\": %" PRIu64 ",\n\"data_hash\": %" PRIu64 ",\n\"model\": {",
+            STATE_FORMAT, s->step, s->sample, s->tokens, s->data_tokens, s->data_hash);
     for (int i = 0; i < NUM_CONFIG_FIELDS; i++)
         fprintf(f, "%s\"%s\": %.17g", i ? ", " : "", config_fields[i].name, config_get(m, i));
     fprintf(f, "},\n\"options\": {");
@@ -180,21 +190,35 @@ typedef struct {
     int count;
 } SavedState;
 
-/* From the text of a state.json; file: its name, for errors. */
+/* From the text of a state.json; file: its name, for errors. Every key must be there, once. */
 static inline SavedState state_parse(const char *file, const char *text, size_t bytes) {
     SavedState s;
     char key[64], value[MAX_PATH_BYTES];
-    uint64_t format = 0, step = UINT64_MAX;
+    uint64_t format = 0, step = 0;
+    struct {
+        const char *key;
+        uint64_t *number; /* NULL: an object */
+        int seen;
+    } keys[] = {{"format", &format, 0},
+                {"step", &step, 0},
+                {"sample", &s.run.sample, 0},
+                {"tokens", &s.run.tokens, 0},
+                {"data_tokens", &s.run.data_tokens, 0},
+                {"data_hash", &s.run.data_hash, 0},
+                {"model", NULL, 0},
+                {"options", NULL, 0}};
+    const int num_keys = sizeof keys / sizeof keys[0];
     memset(&s, 0, sizeof s);
     for (int i = 0; i < NUM_CONFIG_FIELDS; i++) s.model[i] = NAN;
     Json j = json_begin(text, bytes);
     for (json_open(&j, '{'); json_key(&j, key, sizeof key);) {
-        if (strcmp(key, "format") == 0) json_u64(&j, &format);
-        else if (strcmp(key, "step") == 0) json_u64(&j, &step);
-        else if (strcmp(key, "sample") == 0) json_u64(&j, &s.run.sample);
-        else if (strcmp(key, "tokens") == 0) json_u64(&j, &s.run.tokens);
-        else if (strcmp(key, "data_tokens") == 0) json_u64(&j, &s.run.data_tokens);
-        else if (strcmp(key, "model") == 0) {
+        int k = 0;
+        while (k < num_keys && strcmp(key, keys[k].key) != 0) k++;
+        if (k == num_keys) die("%s: unknown key \"%s\": written by a newer version?", file, key);
+        if (keys[k].seen++) die("%s: the key \"%s\" stands twice", file, key);
+        if (keys[k].number) {
+            json_u64(&j, keys[k].number);
+        } else if (strcmp(key, "model") == 0) {
             for (json_open(&j, '{'); json_key(&j, key, sizeof key);) {
                 double x = NAN;
                 json_double(&j, &x);
@@ -202,21 +226,23 @@ static inline SavedState state_parse(const char *file, const char *text, size_t 
                     if (strcmp(key, config_fields[i].name) == 0) s.model[i] = x;
                 }
             }
-        } else if (strcmp(key, "options") == 0) {
+        } else {
             for (json_open(&j, '{'); json_key(&j, key, sizeof key);) {
                 if (!json_string(&j, value, sizeof value)) break;
+                if (s.count == STATE_MAX_OPTIONS) die("%s: more than %d options", file, STATE_MAX_OPTIONS);
                 const size_t n = strlen(key) + strlen(value) + 4;
                 s.options = (char **)xrealloc(s.options, (size_t)s.count + 1, sizeof(char *));
                 s.options[s.count] = (char *)xcalloc(n, 1);
                 snprintf(s.options[s.count++], n, "--%s=%s", key, value);
             }
-        } else {
-            die("%s: unknown key \"%s\": written by a newer version?", file, key);
         }
     }
     if (!json_end(&j)) die("%s: byte %zu: %s", file, json_at(&j), j.error);
+    for (int k = 0; k < num_keys; k++) {
+        if (!keys[k].seen) die("%s: the key \"%s\" is missing", file, keys[k].key);
+    }
     if (format != STATE_FORMAT) die("%s: format %" PRIu64 "; this program reads format %d", file, format, STATE_FORMAT);
-    if (step > INT32_MAX) die("%s: the step is missing or too large", file);
+    if (step > INT32_MAX) die("%s: step %" PRIu64 " is too large", file, step);
     s.run.step = (int)step;
     return s;
 }

@@ -253,6 +253,8 @@ static inline void train_config_check(const TrainConfig *c, const ModelConfig *m
             round_up((size_t)c->chunk_size, (size_t)c->P));
     if (c->val_seqs == 0 && (*c->val || c->val_every))
         die("--val-seqs 0: means never to validate, but --val or --val-every was given; leave one of them out");
+    if (round_up((size_t)c->T, (size_t)c->P) > INT32_MAX)
+        die("--seq-len %d: in whole pages of %d that is more than %d tokens", c->T, c->P, INT32_MAX);
     size_t pages = ceil_div((size_t)c->T, (size_t)c->P) * (size_t)c->B * (size_t)m->L;
     if (pages > INT32_MAX)
         die("--page %d: %zu pages are more than the table can number; use a larger --page", c->P, pages);
@@ -262,12 +264,15 @@ static inline void train_config_check(const TrainConfig *c, const ModelConfig *m
     if (!(c->lr >= 0)) die("--lr %g: must be 0 or more", c->lr);
     if (!(c->weight_decay >= 0)) die("--weight-decay %g: must be 0 or more", c->weight_decay);
     if (c->save_every && !*c->out) die("--save-every %d: where to? Give --out DIR", c->save_every);
+    if (c->keep != 2 && !*c->out) die("--keep %d: there are no checkpoints; give --out DIR", c->keep);
     if (c->resume && !*c->out) die("--resume: from where? Give --out DIR");
     const int samples = c->sample_every || *c->prompt;
     if (c->sample_len && !samples)
         die("--sample-len %d: nothing asks for a sample; give --prompt or --sample-every", c->sample_len);
     if (c->top_k && !samples) die("--top-k %d: nothing asks for a sample; give --prompt or --sample-every", c->top_k);
     if (!(c->temperature >= 0)) die("--temperature %g: must be 0 (always the likeliest token) or more", c->temperature);
+    if (c->temperature != 1 && !samples)
+        die("--temperature %g: nothing asks for a sample; give --prompt or --sample-every", c->temperature);
     if (*c->dump && c->steps == 0) die("--dump %s: there is no step to write down with --steps 0", c->dump);
     if (!(c->clip >= 0)) die("--clip %g: must be 0 (no clipping) or more", c->clip);
 }

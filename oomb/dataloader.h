@@ -242,6 +242,23 @@ static inline void files_check(TokenFiles *f, int V) {
     if (shown > start) fprintf(stderr, "\r%*s\r", 40, "");
 }
 
+/* A number that says whether files are the same data: FNV-1a over each one's width, count, first and last block. */
+static inline uint64_t files_hash(TokenFiles *f) {
+    uint64_t hash = 0xCBF29CE484222325u;
+    for (int k = 0; k < f->num_shards; k++) {
+        const Shard *s = &f->shards[k];
+        const uint64_t text = s->width == 1, n = min_size(TOKENS_BLOCK, (size_t)(s->count - text));
+        const uint64_t facts[2] = {(uint64_t)s->width, s->count};
+        for (int part = 0; part < 3; part++) {
+            if (part) shard_read(f, k, part == 1 ? text : s->count - n, (size_t)n);
+            const unsigned char *bytes = part ? f->block : (const unsigned char *)facts;
+            const size_t count = part ? (size_t)n * (size_t)s->width : sizeof facts;
+            for (size_t i = 0; i < count; i++) hash = (hash ^ bytes[i]) * 0x100000001B3u;
+        }
+    }
+    return hash;
+}
+
 /* out (n) = tokens from .. from + n - 1 of the stream, TARGET_MASKED where the id says so. */
 static inline void files_read(TokenFiles *f, uint64_t from, size_t n, int *out) {
     int low = 0; /* the shard that holds `from`: the last that begins at or before it */

@@ -12,18 +12,22 @@ typedef struct {
     int fields; /* written in the current object */
 } Logger;
 
-/* A log that goes on after step `after`: what later steps left there, and a line that was cut off, is dropped. */
+/* A log that goes on after step `after`: what later steps left there, and what a crash left of a line, is dropped. A
+   file that does not begin like a log is refused, one that is no plain file (a pipe) left alone. */
 static inline void logger_rewind(const char *path, int after) {
     static const char begins[] = "{\"step\":";
     char *line = NULL;
     size_t room = 0;
     off_t keep = 0;
+    struct stat st;
+    if (stat(path, &st) != 0 && errno == ENOENT) return; /* it begins here */
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) return;
     FILE *f = fopen(path, "r");
-    if (!f) return; /* it begins here */
+    if (!f) die("--log %s: cannot open for reading: %s", path, strerror(errno));
     for (ssize_t n; (n = getline(&line, &room, f)) > 0; keep += n) {
-        if (strncmp(line, begins, min_size(sizeof begins - 1, (size_t)n)) != 0)
-            die("--log %s: not a log of this program; give it another name", path);
-        if (line[n - 1] != '\n' || strtol(line + sizeof begins - 1, NULL, 10) > after) break;
+        const int log = strncmp(line, begins, min_size(sizeof begins - 1, (size_t)n)) == 0;
+        if (!log && keep == 0 && line[0] != '{') die("--log %s: not a log of this program; give it another name", path);
+        if (!log || line[n - 1] != '\n' || strtol(line + sizeof begins - 1, NULL, 10) > after) break;
     }
     free(line);
     fclose(f);

@@ -23,7 +23,7 @@ enum {
     SAFE_NAME = 128,         /* bytes of a name with its end */
     SAFE_DIMS = 8,           /* dimensions of a tensor */
     SAFE_ENTRY = 256,        /* header bytes that the writer leaves for each tensor */
-    SAFE_HEADER = 100 << 20, /* the longest header that the format allows */
+    SAFE_HEADER = 100000000, /* the longest header that the format allows */
 };
 
 typedef enum {

@@ -20,6 +20,7 @@ typedef struct {
     int prompt, sample_total; /* tokens of the prompt, and with the sample; 0: no samples */
     Logger log;
     RunState at;
+    int lock;    /* on the directory of --out, held until the process ends */
     int resumed; /* the step of the checkpoint that this run goes on from; -1: from the start */
     SavedState saved;
     char log_path[MAX_PATH_BYTES];
@@ -29,8 +30,7 @@ typedef struct {
 static inline void session_check_saved(const Session *s) {
     TrainConfig old, now = s->run;
     Option was[MAX_OPTIONS], is[MAX_OPTIONS];
-    char *words[MAX_OPTIONS + 1] = {(char *)"train_oomb"};
-    if (s->saved.count > MAX_OPTIONS) die("%s: the checkpoint has too many options", s->run.out);
+    char *words[STATE_MAX_OPTIONS + 1] = {(char *)"train_oomb"};
     for (int i = 0; i < s->saved.count; i++) words[i + 1] = s->saved.options[i];
     options_read(s->saved.count + 1, words, &old);
     for (int i = 0; i < NUM_CONFIG_FIELDS; i++) {
@@ -47,27 +47,43 @@ static inline void session_check_saved(const Session *s) {
         if (was[i].scope == THIS_TIME || strcmp(a, b) == 0) continue;
         if (was[i].scope == POSITION)
             die("--%s %s: the checkpoint has %s, and its position in the data counts on it; leave the option out, or "
-                "start "
-                "anew in another --out",
+                "start anew in another --out",
                 is[i].name, b, a);
         printf("resume: --%s is %s, and was %s before\n", is[i].name, *b ? b : "(none)", *a ? a : "(none)");
     }
     const int had = old.recall_distance ? old.recall_distance : old.chunk_size,
               has = now.recall_distance ? now.recall_distance : now.chunk_size;
     if (strcmp(now.data, "recall") == 0 && had != has)
-        die("--chunk %d: the checkpoint's recall task has facts at least %d tokens away, one --chunk of its time; add "
-            "--recall-distance %d",
-            now.chunk_size, had, had);
+        die("--resume: the checkpoint's recall task has facts at least %d tokens away, and not %d (one --chunk, if not "
+            "said otherwise); add --recall-distance %d",
+            had, has, had);
+}
+
+/* Only options that belong to a run may come from a file. */
+static inline void session_check_names(const SavedState *saved, const char *path) {
+    TrainConfig c;
+    Option table[MAX_OPTIONS];
+    const int n = options_table(&c, table);
+    for (int i = 0; i < saved->count; i++) {
+        const char *name = saved->options[i] + 2;
+        const size_t length = strcspn(name, "=");
+        int k = 0;
+        while (k < n && (strlen(table[k].name) != length || strncmp(table[k].name, name, length) != 0)) k++;
+        if (k == n || table[k].scope == THIS_TIME)
+            die("%s/state.json: \"%.*s\" is no option that a checkpoint keeps", path, (int)length, name);
+    }
 }
 
 /* The command line; with --resume, the options of the newest checkpoint stand before it. */
 static inline void session_options(Session *s, int argc, char **argv) {
     char path[MAX_PATH_BYTES];
     s->config = options_read(argc, argv, &s->run);
-    s->resumed = -1;
+    s->resumed = s->lock = -1;
+    if (s->run.plan && s->run.resume) die("--plan: plans a run from its options; leave --resume out");
     if (!s->run.resume || !*s->run.out) return;
     if (access(s->run.out, F_OK) != 0)
         die("--resume: %s: %s; to begin a run there, leave --resume out", s->run.out, strerror(errno));
+    s->lock = checkpoint_open_dir(s->run.out); /* first: another run may be about to save */
     s->resumed = checkpoint_latest(s->run.out, INT32_MAX);
     if (s->resumed < 0) {
         int data = 0; /* a wrong directory must not begin the default run */
@@ -79,6 +95,7 @@ static inline void session_options(Session *s, int argc, char **argv) {
     }
     checkpoint_path(path, s->run.out, "step-", s->resumed);
     s->saved = state_read(path);
+    session_check_names(&s->saved, path);
     if (s->saved.run.step != s->resumed) die("%s: its state.json is of step %d", path, s->saved.run.step);
     char **words = (char **)xcalloc((size_t)argc + s->saved.count, sizeof(char *));
     memcpy(words + 1, s->saved.options, (size_t)s->saved.count * sizeof(char *));
@@ -90,11 +107,11 @@ static inline void session_options(Session *s, int argc, char **argv) {
     s->at = s->saved.run;
 }
 
-static inline void session_report_files(const TokenFiles *f, const char *name) {
+static inline void session_report_files(const TokenFiles *f, const char *name, int checked) {
     printf("%s", name);
     if (f->num_shards > 1) printf(", %d files", f->num_shards);
     printf(", %" PRIu64 " tokens", f->count);
-    if (f->kind == DATA_TOKENS) printf(", %" PRIu64 " of them masked targets", f->masked);
+    if (f->kind == DATA_TOKENS && checked) printf(", %" PRIu64 " of them masked targets", f->masked);
 }
 
 /* --data and --val from files; without --val the last tenth of the data is held out. */
@@ -122,13 +139,13 @@ static inline void session_open_files(Session *s) {
     s->train = data_open_files(&s->train_files, run->T, 0, tokens - held, 1, (uint64_t)run->seed);
     if (held) s->val = data_open_files(&s->train_files, run->T, tokens - held, held, 0, 0);
     printf("data: ");
-    session_report_files(&s->train_files, run->data);
+    session_report_files(&s->train_files, run->data, !run->plan);
     printf("; training on %" PRIu64 ": %" PRIu64 " sequences, %" PRIu64 " tokens at the end unused\n", s->train.count,
            s->train.samples, s->train.count - 1 - s->train.samples * T);
     s->val_sequences = (int)min_size((size_t)run->val_seqs, (size_t)s->val.samples);
     if (s->val_sequences) {
         printf("validation: ");
-        if (*run->val) session_report_files(&s->val_files, run->val);
+        if (*run->val) session_report_files(&s->val_files, run->val, !run->plan);
         else printf("the last tenth of it");
         printf(", %d of %" PRIu64 " sequences\n", s->val_sequences, s->val.samples);
     } else {
@@ -161,12 +178,18 @@ static inline void session_open_data(Session *s) {
         die("--data %s: token ids up to %d, but --model %s has a vocabulary of %d; leave --model out, or take one with "
             "a larger vocabulary",
             run->data, s->train.V - 1, run->model, s->config.V);
+    const uint64_t hash = s->train.kind == DATA_RECALL ? 0 : files_hash(&s->train_files);
     if (s->resumed >= 0 && s->at.data_tokens != s->train.count)
         die("--data %s: %" PRIu64 " tokens to train on, but the checkpoint was trained on %" PRIu64
-            ": its position in them would be another place. Give the same data (and --val), or start anew in another "
-            "--out",
+            ": its position in them would be another place. Give the same --data, --val and --val-seqs, or start anew "
+            "in another --out",
             run->data, s->train.count, s->at.data_tokens);
+    if (s->resumed >= 0 && s->at.data_hash != hash)
+        die("--data %s: as many tokens as the checkpoint was trained on, but other ones: its position in them would be "
+            "another place. Give the same --data, or start anew in another --out",
+            run->data);
     s->at.data_tokens = s->train.count;
+    s->at.data_hash = hash;
 }
 
 /* The tokens of --prompt into out (NULL: only counts them): bytes after a start token, or the ids that it lists. */
@@ -221,13 +244,8 @@ static inline void session_refuse_data_file(const Session *s, const char *option
 
 /* Opened last: it empties the file, which a run that is refused must not have done. */
 static inline void session_open_log(Session *s) {
-    TrainConfig *run = &s->run;
-    if (*run->out && !*run->log) {
-        path_join(s->log_path, run->out, "log.jsonl");
-        run->log = s->log_path;
-    }
-    session_refuse_data_file(s, "--log", run->log);
-    s->log = logger_open(run->log, s->resumed);
+    if (*s->run.out && !*s->run.log) path_join(s->log_path, s->run.out, "log.jsonl");
+    s->log = logger_open(*s->log_path ? s->log_path : s->run.log, s->resumed);
 }
 
 static inline void session_report_model(const ModelConfig *c, const TrainConfig *run, int threads) {
@@ -242,13 +260,13 @@ static inline void session_report_model(const ModelConfig *c, const TrainConfig 
            N > 1 ? "s" : "", chunk_size, run->P, threads, threads > 1 ? "s" : "");
 }
 
-/* --out: the directory, if no other run's checkpoints are there. */
-static inline void session_open_out(const Session *s) {
+/* --out: the directory, if no other run's checkpoints are there. (With --resume it is open already.) */
+static inline void session_open_out(Session *s) {
+    if (s->lock < 0) s->lock = checkpoint_open_dir(s->run.out);
     const int latest = checkpoint_latest(s->run.out, INT32_MAX);
     if (s->resumed < 0 && latest >= 0)
         die("--out %s: holds a checkpoint of step %d; add --resume to go on from it, or give another directory",
             s->run.out, latest);
-    checkpoint_open_dir(s->run.out);
 }
 
 /* A sample of s->sample_total tokens, the prompt's first: as text if the data are text, else as ids. */

@@ -33,6 +33,11 @@ __attribute__((format(printf, 1, 2), noreturn)) static inline void die(const cha
     exit(1);
 }
 
+/* What was printed has arrived, or the program ends with an error. */
+static inline void check_stdout(void) {
+    if (fflush(stdout) != 0 || ferror(stdout)) die("standard output: cannot write: %s", strerror(errno));
+}
+
 static inline size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 static inline size_t round_up(size_t a, size_t b) { return ceil_div(a, b) * b; }
 static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
@@ -54,11 +59,11 @@ static inline void *xrealloc(void *p, size_t count, size_t size) {
 
 /* Opens a regular file for reading and returns its size in bytes. */
 static inline FILE *xopen_read(const char *path, uint64_t *bytes) {
-    struct stat st;
-    FILE *f = fopen(path, "rb");
-    if (!f) die("%s: cannot open for reading: %s", path, strerror(errno));
-    if (fstat(fileno(f), &st) != 0) die("%s: cannot stat: %s", path, strerror(errno));
+    struct stat st; /* before it is opened: opening a pipe would wait for a writer */
+    if (stat(path, &st) != 0) die("%s: cannot open for reading: %s", path, strerror(errno));
     if (!S_ISREG(st.st_mode)) die("%s: not a regular file; give the path of one file", path);
+    FILE *f = fopen(path, "rb");
+    if (!f || fstat(fileno(f), &st) != 0) die("%s: cannot open for reading: %s", path, strerror(errno));
     *bytes = (uint64_t)st.st_size;
     return f;
 }
