@@ -1437,6 +1437,15 @@ static void test_data_bytes(void) {
             moved += d1.order[i] != (uint32_t)i;
         }
     }
+    for (int epoch = 0; epoch < 2; epoch++) { /* the next one has another order */
+        uint32_t order[103];
+        int same = 0;
+        data_sample(&d1, epoch * 103, in, out, NULL);
+        memcpy(order, d1.order, sizeof order);
+        data_sample(&d1, epoch * 103 + 103, in, out, NULL);
+        for (int i = 0; i < 103; i++) same += order[i] == d1.order[i];
+        check(same < 20, "epochs %d and %d have %d of 103 samples at the same place", epoch, epoch + 1, same);
+    }
     for (int i = 0; i < 103; i++) check(seen[i] == 3, "sample %d came %d times in 3 epochs", i, seen[i]);
     check(moved > 250, "shuffled: %d of 309 moved", moved);
     data_close(&d1), data_close(&flat);
@@ -1502,9 +1511,7 @@ static void test_data_shards(void) {
 
 static void die_of_files(void *path) {
     TokenFiles f = files_open("--data", (const char *)path);
-    files_check(&f, 1000);
-    int out[64];
-    files_read(&f, 0, min_size(64, f.count), out);
+    files_check(&f, 1000); /* before anything is read to train on */
 }
 
 /* Every way in which a token file can be broken: one line that says which file, where, and what. */
@@ -2425,7 +2432,7 @@ static void test_help(void) {
 /* The log of a run without what time and memory did to it. */
 static char *read_log(const char *arguments) {
     char command[900], output[256];
-    const char *path = scratch_path("log");
+    const char *path = scratch_path("logged");
     snprintf(command, sizeof command, "%s --log %s", arguments, path);
     const int status = run_program(command, output, sizeof output);
     check(status == 0, "train_oomb %s: status %d", command, status);
@@ -2555,6 +2562,12 @@ static void test_resume(void) {
         run_ok("10 + 10 steps", command);
         check_same_checkpoint(data, a, b, 20, i != 3); /* there state.json has another --save-every */
         if (i != 1) check_same_log(data, a, b);
+        char *log = read_out_log(b); /* of the line that was cut off nothing is left */
+        int whole = 1;
+        for (char *line = strtok(log, "\n"); line; line = strtok(NULL, "\n"))
+            whole &= strncmp(line, "{\"step\":", 8) == 0 && line[strlen(line) - 1] == '}';
+        check(whole, "%s: the log has a broken line", data);
+        free(log);
         run_ok("nothing left to do", command);
         if (i != 1) check_same_log("a run with nothing to do", a, b);
     }
@@ -2664,17 +2677,17 @@ static void test_resume_files(void) {
     /* A checkpoint that cannot be loaded is refused before the log is touched. */
     snprintf(command, sizeof command,
              "--data '%s/shard*.bin' --model recall -T 64 -B 2 --chunk 32 --page 16 -n 4 --save-every 2 --val-seqs 0 "
-             "--out %s/log",
+             "--out %s/logged",
              scratch_dir, scratch_dir);
     run_ok("4 steps with a log", command);
-    remove_tree(scratch_path("log/step-00000004"));
-    if (truncate(scratch_path("log/step-00000002/weights.safetensors"), 1000) != 0)
+    remove_tree(scratch_path("logged/step-00000004"));
+    if (truncate(scratch_path("logged/step-00000002/weights.safetensors"), 1000) != 0)
         die("truncate: %s", strerror(errno));
-    char *before = read_out_log(scratch_path("log"));
-    snprintf(command, sizeof command, "--out %s --resume", scratch_path("log"));
+    char *before = read_out_log(scratch_path("logged"));
+    snprintf(command, sizeof command, "--out %s --resume", scratch_path("logged"));
     check(run_program(command, output, sizeof output) == 1 && strstr(output, "weights.safetensors"),
           "half of the weights: %s", output);
-    char *after = read_out_log(scratch_path("log"));
+    char *after = read_out_log(scratch_path("logged"));
     check(*before && strcmp(before, after) == 0, "a refused run has changed the log from\n%s to\n%s", before, after);
     free(before), free(after);
 
@@ -3216,6 +3229,17 @@ static void test_memory(void) {
         check(plan > -5 && plan <= 1, "train_oomb %s: measured memory is %+.1f %% of --plan", command, plan);
         if (i < 2) peak[i] = log_number(log, "peak_bytes");
     }
+    /* What no machine here can hold is planned in the memory of the program: 1 GB of address space is enough. */
+    const char *log = scratch_path("large.jsonl");
+    snprintf(command, sizeof command,
+             "sh -c 'ulimit -v 1000000; exec %s --plan --model qwen2.5-7b -T 4M --threads 1 --log %s' 2>&1", PROGRAM,
+             log);
+    FILE *p = popen(command, "r");
+    output[p ? fread(output, 1, sizeof output - 1, p) : 0] = 0;
+    const int planned = p ? pclose(p) : -1;
+    /* 4M tokens x 28 layers x 4 heads of 128 x K, V, dK, dV x 4 bytes alone are 939 GB */
+    check(planned == 0 && log_number(log, "host_bytes") > 939e9 && strstr(output, "the run does not fit"),
+          "a plan beyond the machine: status %x, %g bytes: %s", planned, log_number(log, "host_bytes"), output);
     const ModelConfig m = model_config(preset_find("tiny"));
     const double page_bytes = 4.0 * m.L * m.NKV * m.HD * sizeof(float), slope = (peak[1] - peak[0]) / (16384 - 4096);
     check(slope < 1.05 * page_bytes && slope > 0.9 * page_bytes,

@@ -36,4 +36,6 @@ sed -i 's/,"ms".*//' "$tmp/direct" "$tmp/shards"
 cmp "$tmp/direct" "$tmp/shards" || { echo "FAILED: the same text gives other losses as token files"; exit 1; }
 echo "ok: $size tokens in $(ls "$tmp" | grep -c '^out_') shards train like the text they came from"
 rm "$tmp"/out*
-fails "shards are there already" "another --out" sh -c "touch '$tmp/taken_0000.bin'; $tokenize --tokenizer bytes --out '$tmp/taken' '$tmp/a.txt'"
+touch "$tmp/taken_0003.bin"
+fails "shards are there already" "another --out" $tokenize --tokenizer bytes --out "$tmp/taken" "$tmp/a.txt"
+[ -e "$tmp/taken_0003.bin" ] || { echo "FAILED: a file that was there is gone"; exit 1; }

@@ -15,6 +15,7 @@ complete. When anything fails, no shard of this run is left and the exit status 
 """
 import argparse
 import array
+import glob
 import os
 import struct
 import sys
@@ -46,7 +47,7 @@ class Shards:
         self.out, self.width, self.shard_tokens = out, width, shard_tokens
         self.ids = array.array("H" if width == 2 else "I")
         assert self.ids.itemsize == width and sys.byteorder == "little"
-        self.paths, self.tokens = [], 0
+        self.paths, self.named, self.tokens = [], [], 0
 
     def add(self, ids):
         self.ids.extend(ids)
@@ -72,12 +73,13 @@ class Shards:
             fail("the texts hold no tokens")
         for path in self.paths:
             os.rename(path + ".writing", path)
+            self.named.append(path)
 
     def abandon(self):
-        for path in self.paths:
-            for name in (path, path + ".writing"):
-                if os.path.exists(name):
-                    os.remove(name)
+        """Removes what this run has written, and nothing else."""
+        for name in [path + ".writing" for path in self.paths] + self.named:
+            if os.path.exists(name):
+                os.remove(name)
 
 
 def main():
@@ -94,8 +96,9 @@ def main():
     largest = max(vocabulary - 1, args.separator or 0)
     if args.separator is not None and not 0 <= args.separator < 2**31:
         fail(f"--separator {args.separator}: must be a token id")
-    if os.path.exists(f"{args.out}_0000.bin"):
-        fail(f"{args.out}_0000.bin: is there already; give another --out")
+    there = sorted(glob.glob(glob.escape(args.out) + "_[0-9]*.bin"))
+    if there:
+        fail(f"{there[0]}: is there already, and would be taken for a shard of this run; give another --out")
     shards = Shards(args.out, 2 if largest < 2**16 else 4, args.shard_tokens)
     try:
         for path in args.texts:
