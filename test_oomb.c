@@ -2432,7 +2432,7 @@ static void test_help(void) {
 /* The log of a run without what time and memory did to it. */
 static char *read_log(const char *arguments) {
     char command[900], output[256];
-    const char *path = scratch_path("logged");
+    const char *path = scratch_path("log");
     snprintf(command, sizeof command, "%s --log %s", arguments, path);
     const int status = run_program(command, output, sizeof output);
     check(status == 0, "train_oomb %s: status %d", command, status);
