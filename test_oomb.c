@@ -3215,6 +3215,7 @@ static void test_memory(void) {
     double peak[2] = {0};
     for (int i = 0; i < COUNT(modes); i++) {
         const char *log = scratch_path("memory.jsonl");
+        remove(log); /* a plan writes behind what is there */
         snprintf(command, sizeof command, "--plan --data %s -n 1 --log %s %s", text, log, modes[i]);
         int status = run_program(command, output, sizeof output);
         const double bytes = log_number(log, "host_bytes");
@@ -3324,22 +3325,25 @@ int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (argc == 3 && strcmp(argv[1], "--print-gradient") == 0) return print_gradient(atoi(argv[2]));
     const char *tmp = getenv("TMPDIR");
-    snprintf(scratch_dir, sizeof scratch_dir, "%s/oomb-test-XXXXXX", tmp && *tmp ? tmp : P_tmpdir);
-    if (!mkdtemp(scratch_dir)) die("%s: cannot make a directory: %s", scratch_dir, strerror(errno));
+    char scratch[150];
+    snprintf(scratch, sizeof scratch, "%s/oomb-test-XXXXXX", tmp && *tmp ? tmp : P_tmpdir);
+    if (!mkdtemp(scratch)) die("%s: cannot make a directory: %s", scratch, strerror(errno));
     set_threads(1); /* a test that wants more says so: the others take the same time on a busy machine */
     printf("test_oomb, floatX = %s\n", is_double ? "double" : "float");
     for (int i = 0; i < COUNT(tests); i++) {
         const char *only = argc > 1 ? argv[1] : "";
         const int named = strstr(tests[i].name, *only == '-' ? only + 1 : only) != NULL;
         if (!(tests[i].builds >> is_double & 1) || named == (*only == '-')) continue;
+        snprintf(scratch_dir, sizeof scratch_dir, "%s/%s", scratch, tests[i].name); /* its own: no names to share */
+        mkdir(scratch_dir, 0777);
         const double start = now_ms();
         failed_here = 0;
         tests[i].run();
         printf("  %-20s %s  %.1f s\n", tests[i].name, failed_here ? "FAILED" : "ok    ", (now_ms() - start) * 1e-3);
     }
     char clean[300];
-    snprintf(clean, sizeof clean, "rm -r %s", scratch_dir);
-    if (system(clean) != 0) printf("%s: not removed\n", scratch_dir);
+    snprintf(clean, sizeof clean, "rm -r '%s'", scratch);
+    if (system(clean) != 0) printf("%s: not removed\n", scratch);
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
 }

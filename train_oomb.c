@@ -1737,7 +1737,7 @@ static void work_scale(Work *w, double factor) {
 }
 
 static void report_work_line(const char *name, double chunks, const Work *w) {
-    printf("  %-28s %6.0f  %11s  %11s  %10s  %10s  %10s\n", name, chunks, text_flops(w->products).text,
+    printf("  %-29s %6.0f  %11s  %11s  %10s  %10s  %10s\n", name, chunks, text_flops(w->products).text,
            text_flops(w->attention).text, text_bytes(w->param_bytes).text, text_bytes(w->pages_read).text,
            text_bytes(w->pages_written).text);
 }
@@ -1759,7 +1759,7 @@ static void report_work(Model *m, int grad_accum, Logger *log) {
         }
     }
     free(m->schedule);
-    printf("%-30s %6s  %11s  %11s  %10s  %10s  %10s\n", "work of a step", "chunks", "products", "attention",
+    printf("%-31s %6s  %11s  %11s  %10s  %10s  %10s\n", "work of a step", "chunks", "products", "attention",
            "parameters", "pages read", "written");
     report_work_line("fill", chunks[0], &sum[0][WORK_FORWARD]);
     report_work_line("backward: forward again, head", chunks[1], &sum[1][WORK_FORWARD]);

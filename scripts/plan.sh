@@ -6,14 +6,16 @@ cd "$(dirname "$0")/.."
 make -s train_oomb
 [ $# -gt 0 ] || set -- tiny:4096,16384,32768 llama-15m:1024,2048,4096 qwen2.5-0.5b:512,1024,2048
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+text=$(mktemp)
+trap 'rm -f "$log" "$text"' EXIT
+awk 'BEGIN { for (i = 0; i < 20000; i++) printf "%d and %d; ", i, i * i }' >"$text"
 wrong=0
 field() { sed -n "s/.*\"$1\":\([0-9.e+]*\).*/\1/p" "$log" | head -n 1; }
 printf '%-14s %7s %12s %12s %8s %10s %8s\n' model T 'planned MB' 'measured MB' off 'planned GF' seconds
 for each; do
     model=${each%%:*}
     for T in $(echo "${each#*:}" | tr ',' ' '); do
-        run="--model $model -T $T -B 1 -n 1 --data recall --recall-distance 32 --val-seqs 0 --log $log"
+        run="--model $model -T $T -B 1 -n 1 --data $text --val-seqs 0 --log $log"
         rm -f "$log"
         ./train_oomb --plan $run >/dev/null
         planned=$(field host_bytes) products=$(field flops_products) attention=$(field flops_attention)
