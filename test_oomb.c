@@ -1527,7 +1527,7 @@ static void test_data_hostile(void) {
         int extra;
         const char *says[3];
     } cases[] = {
-        {"magic.bin", 1234, 1, 40, 2, NULL, 0, {"magic.bin", "begins with 1234", "20240520"}},
+        {"magic.bin", 1234, 1, 40, 2, NULL, 0, {"magic.bin", "this one with 1234", "20240520"}},
         {"version16.bin", 20240520, 2, 40, 2, NULL, 0, {"version16.bin", "version 2", "version 1"}},
         {"version32.bin", 20240801, 1, 40, 4, NULL, 0, {"version32.bin", "version 1", "version 7"}},
         {"short.bin", 20240520, 1, 40, 2, NULL, -1, {"short.bin", "1104 bytes", "1103"}},
@@ -2308,7 +2308,7 @@ static void test_bad_input(void) {
         const char *arguments, *file, *says[3];
     } bad[] = {
         {"--nonsense 3", "", {"--nonsense", "--help"}},
-        {"stray", "", {"stray", "--help"}},
+        {"stray", "", {"stray", "--help", "quotes"}},
         {"--lr", "", {"--lr", "needs a value"}},
         {"--lr fast", "", {"--lr fast", "not a number"}},
         {"--lr nan", "", {"--lr nan", "not a number"}},
@@ -2337,7 +2337,7 @@ static void test_bad_input(void) {
         {"--data", "", {"--data", "needs a value"}},
         {"--data=", "", {"--data", "empty"}},
         {"--data", "dir", {"not a regular file"}},
-        {"--data", "empty", {"/empty", ": empty"}},
+        {"--data", "empty", {"/empty: the file is empty"}},
         {"-T 256 -B 2 --data", "exact", {"512 tokens", "needs 513"}},
         {"-T 50 --chunk 64 -n 1 --val /nonexistent --data", "small", {"/nonexistent", "No such file"}},
         {"-n 1 --log", "dir", {"--log", "cannot open"}},
@@ -2352,7 +2352,10 @@ static void test_bad_input(void) {
         {"--save-every 5", "", {"--save-every 5", "--out DIR"}},
         {"--resume", "", {"--resume", "--out DIR"}},
         {"--resume=yes --out x", "", {"--resume=yes", "takes no value"}},
-        {"--out /nonexistent/a/b -n 1", "", {"--out /nonexistent/a/b", "No such file"}},
+        {"-n 1 --out LOG/a/b", "", {"--out", "/a/b: cannot make the directory: Not a directory"}},
+        {"-n 1 --log LOG", "", {"--log", "not a log of this program"}},
+        {"-n 1 --dump", "dir", {"--dump", "no regular file"}},
+        {"-n 1 --dump", "fifo", {"--dump", "no regular file"}},
         {"-n 1 --out LOG", "", {"--out", "cannot open the directory"}},
         {"--sample-len 5", "", {"--sample-len 5", "--prompt"}},
         {"--top-k 5", "", {"--top-k 5", "--prompt"}},
@@ -2599,7 +2602,13 @@ static void test_resume_refused(void) {
                                           : "2 sequences, 0 tokens at the end unused"),
               "%d tokens for a batch of 128: %s", n, output);
     }
-    snprintf(a, sizeof a, "%s", scratch_path("refused"));
+    for (int i = 0; i < 129; i++) ids[i] = (uint32_t)-1;
+    write_tokens("masked.bin", 20240801, 7, 129, 4, ids, 129, 0);
+    snprintf(command, sizeof command, "--data %s --model recall -T 64 -B 2 --chunk 32 --page 16 -n 1",
+             scratch_path("masked.bin"));
+    check(run_program(command, output, sizeof output) == 1 && strstr(output, "every token is a masked target"),
+          "nothing but masks: %s", output);
+    snprintf(a, sizeof a, "%s", scratch_path("refused/below/others"));
     snprintf(command, sizeof command,
              "--data '%s/shard*.bin' --model recall -T 64 -B 2 --chunk 32 --page 16 -n 4 --out %s", scratch_dir, a);
     run_ok("4 steps", command);
@@ -2663,6 +2672,13 @@ static void test_resume_refused(void) {
           output);
     state_free(&s);
 
+    char log[400];
+    snprintf(log, sizeof log, "%s/log.jsonl", a);
+    const Logger other = logger_open(log, INT32_MAX);
+    snprintf(command, sizeof command, "-n 1 --log %s", log);
+    check(run_program(command, output, sizeof output) == 1 && strstr(output, "another run is writing there"),
+          "two runs in one log: %s", output);
+    fclose(other.file);
     const int lock = checkpoint_open_dir(a); /* this process is the other run */
     snprintf(command, sizeof command, "--out %s --resume -n 9", a);
     check(run_program(command, output, sizeof output) == 1 && strstr(output, "another run is writing there"),
@@ -2904,6 +2920,16 @@ static void test_full_disk(void) {
     const size_t n = p ? fread(output, 1, sizeof output - 1, p) : 0;
     output[n] = 0;
     if (p) pclose(p);
+    /* a limit on the size of files, as a shell can set it, is the same: one line, not a signal */
+    char limited[16384];
+    snprintf(command, sizeof command, "ulimit -f 200; exec %s -n 3 -T 128 -B 1 --val-seqs 0 --out %s/limited 2>&1",
+             PROGRAM, dir);
+    p = popen(command, "r");
+    const size_t got = p ? fread(limited, 1, sizeof limited - 1, p) : 0;
+    limited[got] = 0;
+    const int limit = p ? pclose(p) : -1;
+    check(WIFEXITED(limit) && WEXITSTATUS(limit) == 1 && strstr(limited, "cannot save step 3: File too large"),
+          "a limit on files: status %x: %s", limit, limited);
     const char *full = strstr(
         output, "error: --out o: cannot save step 6: No space left on device. The checkpoint of step 4 is intact");
     const char *status = full ? strstr(full, "status 1\nlog.jsonl\nstep-00000002\nstep-00000004\n") : NULL;

@@ -1859,8 +1859,11 @@ static void run_save(Run *r) {
 /* A file for the intermediates of the coming step, under a temporary name until it is whole. */
 static void dump_begin(Run *r, Dump *dump) {
     const Session *s = &r->session;
+    struct stat st;
     if (snprintf(dump->path, sizeof dump->path, "%s.writing", s->run.dump) >= (int)sizeof dump->path)
         die("--dump %s: the path is too long", s->run.dump);
+    if (lstat(s->run.dump, &st) == 0 && !S_ISREG(st.st_mode)) /* the rename at the end would replace it */
+        die("--dump %s: is there already, and is no regular file; give another name", s->run.dump);
     dump->file = safe_create(dump->path, dump_max_tensors(&r->m));
     if (dump->file.error) die("--dump %s: cannot write: %s", s->run.dump, strerror(dump->file.error));
     r->m.dump = dump;
@@ -1953,6 +1956,7 @@ int main(int argc, char **argv) {
     static Run r;
     Session *s = &r.session;
     char path[MAX_PATH_BYTES];
+    signal(SIGXFSZ, SIG_IGN);         /* a file that may not grow is an error of write(), with a message */
     setvbuf(stdout, NULL, _IOLBF, 0); /* a long first step must not hold back the table, in a pipe either */
     session_options(s, argc, argv);
     TrainConfig *run = &s->run;

@@ -157,6 +157,7 @@ static inline const Option *option_next(const Option *table, int n, int argc, ch
             }
         }
     }
+    if (!found && *word != '-') die("%s: no such option (a pattern of files needs quotes); --help lists them", word);
     if (!found) die("%s: no such option; --help lists them", word);
     if (found->kind == OPTION_FLAG) {
         if (*value) die("%s: --%s takes no value", word, found->name);

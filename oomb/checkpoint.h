@@ -86,15 +86,15 @@ static inline int checkpoint_latest(const char *dir, int before) {
     return latest;
 }
 
-/* Makes dir if it is not there, locks it for this process, and removes what a killed run has left half done.
+/* Makes dir (and what is above it) if it is not there, locks it for this process, and removes what a killed run has left half done.
    Returns its descriptor. */
 static inline int checkpoint_open_dir(const char *dir) {
     char path[MAX_PATH_BYTES];
-    if (mkdir(dir, 0777) == 0) {
+    const int made = make_directories(dir);
+    if (made < 0) die("--out %s: cannot make the directory: %s", dir, strerror(errno));
+    if (made) {
         path_join(path, dir, "..");
         directory_sync(path); /* its own name; where that cannot be done, the check below says so */
-    } else if (errno != EEXIST) {
-        die("--out %s: cannot make the directory: %s", dir, strerror(errno));
     }
     const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) die("--out %s: cannot open the directory: %s", dir, strerror(errno));

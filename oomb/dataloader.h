@@ -102,7 +102,7 @@ static inline Shard shard_open(const char *path) {
     s.path = (char *)xcalloc(n + 1, 1);
     memcpy(s.path, path, n);
     if (format < 0 && strcmp(name, ".bin") != 0) { /* any other file is text */
-        if (bytes == 0) die("%s: empty", path);
+        if (bytes == 0) die("%s: the file is empty", path);
         s.width = 1;
         s.count = bytes + 1;
         return s;
@@ -111,9 +111,9 @@ static inline Shard shard_open(const char *path) {
         die("%s: %" PRIu64 " bytes, but the header of a token file has %d; write the file again", path, bytes,
             TOKENS_HEADER);
     if (format < 0)
-        die("%s: begins with %" PRIu32 ", but a token file (.bin) with %" PRIu32 " or %" PRIu32
+        die("%s: a .bin is a file of tokens and begins with %" PRIu32 " or %" PRIu32 ", but this one with %" PRIu32
             "; to train on its bytes, give it another name",
-            path, header[0], token_formats[0].magic, token_formats[1].magic);
+            path, token_formats[0].magic, token_formats[1].magic, header[0]);
     if (header[1] != token_formats[format].version)
         die("%s: version %" PRIu32 " of the token format %" PRIu32 ", but this program reads version %" PRIu32, path,
             header[1], header[0], token_formats[format].version);

@@ -5,6 +5,7 @@
 #include "util.h"
 
 #include <math.h>
+#include <sys/file.h>
 
 typedef struct {
     const char *path;
@@ -13,15 +14,12 @@ typedef struct {
 } Logger;
 
 /* A log that goes on after step `after`: what later steps left there, and what a crash left of a line, is dropped. A
-   file that does not begin like a log is refused, one that is no plain file (a pipe) left alone. */
+   file that does not begin like a log is refused. */
 static inline void logger_rewind(const char *path, int after) {
     static const char begins[] = "{\"step\":";
     char *line = NULL;
     size_t room = 0;
     off_t keep = 0;
-    struct stat st;
-    if (stat(path, &st) != 0 && errno == ENOENT) return; /* it begins here */
-    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) return;
     FILE *f = fopen(path, "r");
     if (!f) die("--log %s: cannot open for reading: %s", path, strerror(errno));
     for (ssize_t n; (n = getline(&line, &room, f)) > 0; keep += n) {
@@ -34,14 +32,17 @@ static inline void logger_rewind(const char *path, int after) {
     if (truncate(path, keep) != 0) die("--log %s: cannot shorten it: %s", path, strerror(errno));
 }
 
-/* path "": no log. after: the step whose checkpoint the run goes on from; -1: a new log. */
+/* path "": no log. after: the step whose checkpoint the run goes on from; -1: a new log. Two runs in one file would be
+   neither's log: a lock keeps the second out. A file that is no log is not emptied. */
 static inline Logger logger_open(const char *path, int after) {
     Logger g = {path, NULL, 0};
-    if (*path) {
-        if (after >= 0) logger_rewind(path, after);
-        g.file = fopen(path, after >= 0 ? "a" : "w");
-        if (!g.file) die("--log %s: cannot open for writing: %s", path, strerror(errno));
-    }
+    struct stat st;
+    if (!*path) return g;
+    g.file = fopen(path, "a");
+    if (!g.file || fstat(fileno(g.file), &st) != 0) die("--log %s: cannot open for writing: %s", path, strerror(errno));
+    if (!S_ISREG(st.st_mode)) return g;
+    if (flock(fileno(g.file), LOCK_EX | LOCK_NB) != 0) die("--log %s: another run is writing there", path);
+    logger_rewind(path, after);
     return g;
 }
 

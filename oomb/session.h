@@ -136,6 +136,8 @@ static inline void session_open_files(Session *s) {
         s->val = data_open_files(&s->val_files, run->T, 0, s->val_files.count, 0, 0);
     }
     if (!run->plan) files_check(&s->train_files, s->config.V);
+    if (s->train_files.masked == tokens)
+        die("--data %s: every token is a masked target: there is nothing to train on", run->data);
     s->train = data_open_files(&s->train_files, run->T, 0, tokens - held, 1, (uint64_t)run->seed);
     if (held) s->val = data_open_files(&s->train_files, run->T, tokens - held, held, 0, 0);
     printf("data: ");

@@ -61,11 +61,27 @@ static inline void *xrealloc(void *p, size_t count, size_t size) {
 static inline FILE *xopen_read(const char *path, uint64_t *bytes) {
     struct stat st; /* before it is opened: opening a pipe would wait for a writer */
     if (stat(path, &st) != 0) die("%s: cannot open for reading: %s", path, strerror(errno));
-    if (!S_ISREG(st.st_mode)) die("%s: not a regular file; give the path of one file", path);
+    if (!S_ISREG(st.st_mode)) die("%s: not a regular file; give a file, or many as a pattern in quotes", path);
     FILE *f = fopen(path, "rb");
     if (!f || fstat(fileno(f), &st) != 0) die("%s: cannot open for reading: %s", path, strerror(errno));
     *bytes = (uint64_t)st.st_size;
     return f;
+}
+
+/* Makes a directory and those above it. Returns 1 if it made it, 0 if it was there, -1 with errno if it cannot. */
+static inline int make_directories(const char *path) {
+    char part[4096];
+    if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    for (char *p = part + 1; *part && *p; p++) {
+        if (*p != '/') continue;
+        *p = 0;
+        if (mkdir(part, 0777) != 0 && errno != EEXIST) return -1;
+        *p = '/';
+    }
+    return mkdir(part, 0777) == 0 ? 1 : errno == EEXIST ? 0 : -1;
 }
 
 /* Exactly `bytes` bytes from `offset`, or an error that says where. */

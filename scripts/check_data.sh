@@ -23,10 +23,12 @@ printf 'caf\303\251\n' >"$tmp/b.txt"
 printf 'caf\351\n' >"$tmp/latin1.txt"
 fails "a missing text" "missing.txt" $tokenize --tokenizer bytes --out "$tmp/out" --shard-tokens 1000 "$tmp/a.txt" "$tmp/missing.txt"
 fails "text that is none" "latin1.txt" $tokenize --tokenizer bytes --out "$tmp/out" --shard-tokens 1000 "$tmp/a.txt" "$tmp/latin1.txt"
-fails "no tokenizer" "tokenizer" $tokenize --tokenizer "$tmp/nothing.json" --out "$tmp/out" "$tmp/a.txt"
-fails "no directory" "No such file" $tokenize --tokenizer bytes --out "$tmp/no/out" "$tmp/a.txt"
+fails "no tokenizer" "nothing.json: no such file" $tokenize --tokenizer "$tmp/nothing.json" --out "$tmp/out" "$tmp/a.txt"
+fails "no directory" "a.txt/no" $tokenize --tokenizer bytes --out "$tmp/a.txt/no/out" "$tmp/a.txt"
 fails "a full disk" "File too large" sh -c "ulimit -f 20; exec $tokenize --tokenizer bytes --out '$tmp/out' --shard-tokens 30000 '$tmp/a.txt' '$tmp/a.txt'"
 
+$tokenize --tokenizer bytes --separator 256 --out "$tmp/made/by/it" "$tmp/b.txt" >/dev/null
+[ -e "$tmp/made/by/it_0000.bin" ] || { echo "FAILED: no directories made"; exit 1; }
 $tokenize --tokenizer bytes --separator 256 --out "$tmp/out" --shard-tokens 20000 "$tmp/a.txt" "$tmp/b.txt"
 size=$(($(cat "$tmp/a.txt" "$tmp/b.txt" | wc -c) + 2))
 # The same text, read directly and as token files, gives the same first step: the separator is the start token of a text.

@@ -29,6 +29,8 @@ def load_tokenizer(name):
     """Returns (encode, vocabulary size)."""
     if name == "bytes":
         return lambda text: list(text.encode()), 256
+    if not os.path.isfile(name):
+        fail(f"--tokenizer {name}: no such file; a tokenizer.json, or `bytes`")
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -99,6 +101,10 @@ def main():
     there = sorted(glob.glob(glob.escape(args.out) + "_[0-9]*.bin"))
     if there:
         fail(f"{there[0]}: is there already, and would be taken for a shard of this run; give another --out")
+    try:
+        os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
+    except OSError as e:
+        fail(f"--out {args.out}: {e}")
     shards = Shards(args.out, 2 if largest < 2**16 else 4, args.shard_tokens)
     try:
         for path in args.texts:
