@@ -118,8 +118,8 @@ def main():
     except BaseException:
         shards.abandon()
         raise
-    print(f"{shards.tokens} tokens of {shards.width * 8} bits, ids below {largest + 1}, in {len(shards.paths)} files: "
-          f"{shards.paths[0]} ...")
+    print(f"{shards.tokens} tokens of {shards.width * 8} bits, ids below {largest + 1}, in {len(shards.paths)} file{'s' if len(shards.paths) > 1 else ''}: "
+          f"{shards.paths[0]}{' ...' if len(shards.paths) > 1 else ''}")
 
 
 if __name__ == "__main__":
