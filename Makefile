@@ -75,7 +75,8 @@ sanitized: $(TEST_SOURCES)
 	./test_oomb_double_sanitized
 	./test_oomb_sanitized -memory
 
-# What reads other people's files, under libFuzzer. Its inputs and findings stay in dev/fuzz/corpus.
+# What reads other people's files, under libFuzzer. It starts from dev/fuzz/seeds (made by make_seeds.py); inputs and
+# findings stay in dev/fuzz/corpus.
 FUZZ_SECONDS ?= 60
 fuzz: dev/fuzz/fuzz_readers
 	mkdir -p dev/fuzz/corpus

@@ -1903,11 +1903,34 @@ static int count_entries(const char *path) {
     return n;
 }
 
-/* What is saved comes back bit for bit, and only into the model it came from. */
 static const char *saved_at;
 static void die_of_load(void *trial) { checkpoint_load(&((Trial *)trial)->m, saved_at); }
 static void die_of_state(void *path) { state_read((const char *)path); }
 
+/* Another model is refused, by the name of what differs; and half a checkpoint. b: a model like the saved one. */
+static void check_other_models(Trial *b, const ModelConfig *config, const TrainConfig *run, const char *file) {
+    ModelConfig other = *config;
+    saved_at = file;
+    other.L = 2;
+    Trial *fewer = trial_new(&other, run);
+    check_dies("fewer layers", die_of_load, fewer, (const char *[3]){"weights.safetensors", "another model"});
+    other.L = 4;
+    Trial *more = trial_new(&other, run);
+    check_dies("more layers", die_of_load, more, (const char *[3]){"layer.3.", "missing"});
+    other = *config;
+    other.F += 2;
+    Trial *wider = trial_new(&other, run);
+    check_dies("a wider MLP", die_of_load, wider, (const char *[3]){"layer.0.w", "another model"});
+    char part[500];
+    snprintf(part, sizeof part, "%s/optimizer.safetensors", file);
+    if (truncate(part, 5000) != 0) die("%s", part);
+    check_dies("half an optimizer", die_of_load, b, (const char *[3]){"optimizer.safetensors", "byte"});
+    remove(part);
+    check_dies("no optimizer state", die_of_load, b, (const char *[3]){"optimizer.safetensors", "No such file"});
+    trial_free(fewer), trial_free(more), trial_free(wider);
+}
+
+/* What is saved comes back bit for bit, and only into the model it came from. */
 static void test_checkpoint(void) {
     char dir[300], file[400];
     snprintf(dir, sizeof dir, "%s", scratch_path("checkpoint"));
@@ -1935,41 +1958,23 @@ static void test_checkpoint(void) {
                   s.run.data_hash == UINT64_MAX && s.count == 2 &&
                   strcmp(s.options[0], "--data=a \"quoted\\\" name\n") == 0,
               "state.json: step %d, %d options, %s", s.run.step, s.count, s.count ? s.options[0] : "");
-        for (int i = 0; i < NUM_CONFIG_FIELDS; i++)
-            check(s.model[i] == config_get(&config, i), "state.json: %s is %g", config_fields[i].name, s.model[i]);
-        state_free(&s);
         for (int i = 0; i < NUM_CONFIG_FIELDS; i++) {
-            const char *field = config_fields[i].name;
-            const double want = !strcmp(field, "norm_eps")     ? config.norm_eps
-                                : !strcmp(field, "rope_theta") ? config.rope_theta
-                                : !strcmp(field, "HD")         ? config.HD
-                                : !strcmp(field, "tied")       ? config.tied
-                                                               : config_get(&config, i);
-            check(config_get(&config, i) == want, "the field %s is %g", field, config_get(&config, i));
+            check(s.model[i] == config_get(&config, i), "state.json: %s is %g", config_fields[i].name, s.model[i]);
+            if (!strcmp(config_fields[i].name, "norm_eps"))
+                check(s.model[i] == config.norm_eps, "norm_eps is %g", s.model[i]);
         }
-
-        ModelConfig other = config; /* another model is refused, by the name of what differs */
-        saved_at = file;
-        other.L = 2;
-        Trial *fewer = trial_new(&other, &run);
-        check_dies("fewer layers", die_of_load, fewer, (const char *[3]){"weights.safetensors", "another model"});
-        other.L = 4;
-        Trial *more = trial_new(&other, &run);
-        check_dies("more layers", die_of_load, more, (const char *[3]){"layer.3.", "missing"});
-        other = config;
-        other.F += 2;
-        Trial *wider = trial_new(&other, &run);
-        check_dies("a wider MLP", die_of_load, wider, (const char *[3]){"layer.0.w", "another model"});
-        char part[500];
-        snprintf(part, sizeof part, "%s/optimizer.safetensors", file);
-        if (truncate(part, 5000) != 0) die("%s", part);
-        check_dies("half an optimizer", die_of_load, b, (const char *[3]){"optimizer.safetensors", "byte"});
-        remove(part);
-        check_dies("no optimizer state", die_of_load, b, (const char *[3]){"optimizer.safetensors", "No such file"});
-        trial_free(a), trial_free(b), trial_free(fewer), trial_free(more), trial_free(wider);
+        state_free(&s);
+        check_other_models(b, &config, &run, file);
+        trial_free(a), trial_free(b);
     }
-    /* What a power cut would lose is on the disk before it has its name: each of the three files is opened, written and
-       synced, then their directory; the rename, and the directory of that; then an old checkpoint goes the reverse way. */
+}
+
+/* What a power cut would lose is on the disk before it has its name: each of the three files is opened, written and
+   synced, then their directory; the rename, and the directory of that; then an old checkpoint goes the reverse way. */
+static void test_checkpoint_order(void) {
+    char dir[300];
+    snprintf(dir, sizeof dir, "%s", scratch_path("checkpoint"));
+    const char *const options[][2] = {{"lr", "0.001"}};
     const ModelConfig config = tiny_config(FAMILY_LLAMA, 2);
     const TrainConfig run = tiny_run(16, 1, 8, 8);
     Trial *t = trial_new(&config, &run);
@@ -1979,7 +1984,7 @@ static void test_checkpoint(void) {
     for (int step = 1; step <= 5; step++) {
         const RunState state = {step, 0, 0, 0, 0};
         fault_count = 0;
-        check(checkpoint_save(&t->m, dir, &state, options, 2, 2) == 0, "cannot save step %d", step);
+        check(checkpoint_save(&t->m, dir, &state, options, 1, 2) == 0, "cannot save step %d", step);
     }
     for (const char *c = fault_trace; *c; c++) { /* several writes in a row as one */
         const size_t n = strlen(short_trace);
@@ -1990,15 +1995,25 @@ static void test_checkpoint(void) {
               count_entries(dir) == 2,
           "--keep 2 keeps %d", count_entries(dir));
     const RunState state = {7, 0, 0, 0, 0};
-    check(checkpoint_save(&t->m, dir, &state, options, 2, 0) == 0 && count_entries(dir) == 3, "--keep 0 keeps all");
+    check(checkpoint_save(&t->m, dir, &state, options, 1, 0) == 0 && count_entries(dir) == 3, "--keep 0 keeps all");
     trial_free(t);
-    snprintf(file, sizeof file, "%s/step-00000007/state.json", dir);
+}
+
+/* Every key of state.json must be there, once, and nothing of it may be cut off. */
+static void test_checkpoint_state(void) {
+    char dir[300], file[400];
+    snprintf(dir, sizeof dir, "%s", scratch_path("state"));
+    const char *const options[][2] = {{"data", "a"}, {"lr", "0.001"}};
+    const ModelConfig config = tiny_config(FAMILY_LLAMA, 2);
+    const RunState saved = {7, 1, 2, 3, 4};
+    mkdir(dir, 0777);
+    check(state_write(dir, &saved, &config, options, 2) == 0, "cannot write");
+    snprintf(file, sizeof file, "%s/state.json", dir);
     FILE *f = fopen(file, "r");
     char text[4096];
     const size_t n = fread(text, 1, sizeof text - 1, f);
     fclose(f);
     text[n] = 0;
-    snprintf(dir, sizeof dir, "%s/checkpoint/step-00000007", scratch_dir);
     const char *const keys[] = {"format", "step", "sample", "tokens", "data_tokens", "data_hash", "model", "options"};
     for (int i = 0; i < 2 * COUNT(keys); i++) { /* one is missing, one is there twice */
         char quoted[32], changed[8192];
@@ -2295,6 +2310,82 @@ static int run_program(const char *arguments, char *output, size_t size) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+/* file: one that test_bad_input makes, "" for none. LOG in the arguments: a file that must survive the refusal. */
+static const struct {
+    const char *arguments, *file, *says[3];
+} bad_input[] = {
+    {"--nonsense 3", "", {"--nonsense", "--help"}},
+    {"stray", "", {"stray", "--help", "quotes"}},
+    {"--lr", "", {"--lr", "needs a value"}},
+    {"--lr fast", "", {"--lr fast", "not a number"}},
+    {"--lr nan", "", {"--lr nan", "not a number"}},
+    {"--lr -1", "", {"--lr -1", "0 or more"}},
+    {"--chunk 4Q", "", {"--chunk 4Q", "whole number"}},
+    {"--chunk 1.5", "", {"--chunk 1.5", "whole number"}},
+    {"--steps K", "", {"--steps K", "whole number"}},
+    {"--chunk -9223372036854775807K", "", {"--chunk -9223372036854775807K", "at least 1"}},
+    {"--threads 100000", "", {"--threads 100000", "at most"}},
+    {"--chunk 0", "", {"--chunk 0", "at least 1"}},
+    {"--chunk -32", "", {"--chunk -32", "at least 1"}},
+    {"-T 4000000000", "", {"--seq-len 4000000000", "too large"}},
+    {"-T 4096M", "", {"--seq-len 4096M", "too large"}},
+    {"-T 99999999999999999999", "", {"too large"}},
+    {"--chunk 100", "", {"--chunk 100", "--page 32", "--chunk 128"}},
+    {"--carry some", "", {"--carry some", "exact|none"}},
+    {"--carry exac", "", {"--carry exac", "exact|none"}},
+    {"--model gpt5", "", {"--model gpt5", "recall, tiny, gpt2"}},
+    {"--model gpt2 -T 2048 --data", "small", {"--seq-len 2048", "1024"}},
+    {"--chunk 256 --page 32", "", {"--recall-distance", "--seq-len 512"}},
+    {"--chunk 512", "", {"--recall-distance", "one --chunk", "--seq-len 512"}},
+    {"--page 100000", "", {"--page 100000", "--chunk 32"}},
+    {"--val-every 1 --val-seqs 0", "", {"--val-seqs 0", "--val-every"}},
+    {"-T 64 --chunk 8 --page 8", "", {"--seq-len 64", "128"}},
+    {"--data", "missing", {"missing", "No such file"}},
+    {"--data", "", {"--data", "needs a value"}},
+    {"--data=", "", {"--data", "empty"}},
+    {"--data", "dir", {"not a regular file"}},
+    {"--data", "empty", {"/empty: the file is empty"}},
+    {"-T 256 -B 2 --data", "exact", {"512 tokens", "needs 513"}},
+    {"-T 50 --chunk 64 -n 1 --val /nonexistent --data", "small", {"/nonexistent", "No such file"}},
+    {"-n 1 --log", "dir", {"--log", "cannot open"}},
+    {"-n 1 --val x", "", {"--val x", "recall"}},
+    {"--recall-distance 5 -T 50 --chunk 64 --data", "small", {"--recall-distance 5"}},
+    {"--page 1 --chunk 1 --seq-len 2047M --model tiny --recall-distance 32", "", {"--page 1", "larger --page"}},
+    {"-T 1024M --page 64 --chunk 64 -n 1", "", {"this run needs", "pages", "--seq-len"}},
+    {"-n 3 --lr 1e30 --warmup 0 --clip 0", "", {"step", "gradient", "--lr"}},
+    {"-T 50 --chunk 64 -n 1 --data LOG --log LOG", "", {"--log", "another name"}},
+    {"--data /nonexistent --log LOG", "", {"/nonexistent"}},
+    {"-T 50 --chunk 64 -n 1 --data LOG --dump LOG", "", {"--dump", "another name"}},
+    {"--save-every 5", "", {"--save-every 5", "--out DIR"}},
+    {"--resume", "", {"--resume", "--out DIR"}},
+    {"--resume=yes --out x", "", {"--resume=yes", "takes no value"}},
+    {"-n 1 --out LOG/a/b", "", {"--out", "/a/b: cannot make the directory: Not a directory"}},
+    {"-n 1 --log LOG", "", {"--log", "not a log of this program"}},
+    {"-n 1 --dump", "dir", {"--dump", "no regular file"}},
+    {"-n 1 --dump", "fifo", {"--dump", "no regular file"}},
+    {"-n 1 --out LOG", "", {"--out", "cannot open the directory"}},
+    {"--sample-len 5", "", {"--sample-len 5", "--prompt"}},
+    {"--top-k 5", "", {"--top-k 5", "--prompt"}},
+    {"--temperature -1", "", {"--temperature -1", "0 (always the likeliest token) or more"}},
+    {"--prompt", "", {"--prompt", "needs a value"}},
+    {"--prompt hello", "", {"--prompt hello", "list of them", "below 304"}},
+    {"--prompt 304", "", {"--prompt 304", "below 304"}},
+    {"--sample-every 5", "", {"--sample-every", "--prompt 0"}},
+    {"-T 50 --chunk 64 --prompt aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa --data",
+     "small",
+     {"53 tokens", "--seq-len 50"}},
+    {"-T 50 --chunk 64 --prompt aaaa --sample-len 46 --data", "small", {"--sample-len 46", "room for 45"}},
+    {"--dump x -n 0", "", {"--dump x", "--steps 0"}},
+    {"--plan -T 50 --chunk 64 --data LOG --log LOG", "", {"--log", "another name"}},
+    {"--plan --resume --out x", "", {"--plan", "leave --resume out"}},
+    {"--plan -T 2147483647 --chunk 2147483647", "", {"--seq-len 2147483647", "whole pages"}},
+    {"--keep 7", "", {"--keep 7", "--out DIR"}},
+    {"--temperature 0.3", "", {"--temperature 0.3", "--prompt"}},
+    {"-n 1 --log LOG --dump LOG", "", {"--dump", "the file of --log"}},
+    {"-n 1 --data", "fifo", {"not a regular file"}},
+    {"--plan -T 2048 --model gpt2", "", {"--seq-len 2048", "1024"}},
+};
+
 /* Bad input: exit status 1, and a last line that begins with "error:" and holds what the user must know. */
 static void test_bad_input(void) {
     char dir[300], empty[300], small[300], exact[300], fifo[300], command[800], output[8192];
@@ -2304,88 +2395,14 @@ static void test_bad_input(void) {
     snprintf(empty, sizeof empty, "%s", write_file("empty", 0));
     snprintf(small, sizeof small, "%s", write_file("small", 100));
     snprintf(exact, sizeof exact, "%s", write_file("exact", 511)); /* 512 tokens: one too few for 2 x 256 */
-    const struct {
-        const char *arguments, *file, *says[3];
-    } bad[] = {
-        {"--nonsense 3", "", {"--nonsense", "--help"}},
-        {"stray", "", {"stray", "--help", "quotes"}},
-        {"--lr", "", {"--lr", "needs a value"}},
-        {"--lr fast", "", {"--lr fast", "not a number"}},
-        {"--lr nan", "", {"--lr nan", "not a number"}},
-        {"--lr -1", "", {"--lr -1", "0 or more"}},
-        {"--chunk 4Q", "", {"--chunk 4Q", "whole number"}},
-        {"--chunk 1.5", "", {"--chunk 1.5", "whole number"}},
-        {"--steps K", "", {"--steps K", "whole number"}},
-        {"--chunk -9223372036854775807K", "", {"--chunk -9223372036854775807K", "at least 1"}},
-        {"--threads 100000", "", {"--threads 100000", "at most"}},
-        {"--chunk 0", "", {"--chunk 0", "at least 1"}},
-        {"--chunk -32", "", {"--chunk -32", "at least 1"}},
-        {"-T 4000000000", "", {"--seq-len 4000000000", "too large"}},
-        {"-T 4096M", "", {"--seq-len 4096M", "too large"}},
-        {"-T 99999999999999999999", "", {"too large"}},
-        {"--chunk 100", "", {"--chunk 100", "--page 32", "--chunk 128"}},
-        {"--carry some", "", {"--carry some", "exact|none"}},
-        {"--carry exac", "", {"--carry exac", "exact|none"}},
-        {"--model gpt5", "", {"--model gpt5", "recall, tiny, gpt2"}},
-        {"--model gpt2 -T 2048 --data", "small", {"--seq-len 2048", "1024"}},
-        {"--chunk 256 --page 32", "", {"--recall-distance", "--seq-len 512"}},
-        {"--chunk 512", "", {"--recall-distance", "one --chunk", "--seq-len 512"}},
-        {"--page 100000", "", {"--page 100000", "--chunk 32"}},
-        {"--val-every 1 --val-seqs 0", "", {"--val-seqs 0", "--val-every"}},
-        {"-T 64 --chunk 8 --page 8", "", {"--seq-len 64", "128"}},
-        {"--data", "missing", {"missing", "No such file"}},
-        {"--data", "", {"--data", "needs a value"}},
-        {"--data=", "", {"--data", "empty"}},
-        {"--data", "dir", {"not a regular file"}},
-        {"--data", "empty", {"/empty: the file is empty"}},
-        {"-T 256 -B 2 --data", "exact", {"512 tokens", "needs 513"}},
-        {"-T 50 --chunk 64 -n 1 --val /nonexistent --data", "small", {"/nonexistent", "No such file"}},
-        {"-n 1 --log", "dir", {"--log", "cannot open"}},
-        {"-n 1 --val x", "", {"--val x", "recall"}},
-        {"--recall-distance 5 -T 50 --chunk 64 --data", "small", {"--recall-distance 5"}},
-        {"--page 1 --chunk 1 --seq-len 2047M --model tiny --recall-distance 32", "", {"--page 1", "larger --page"}},
-        {"-T 1024M --page 64 --chunk 64 -n 1", "", {"this run needs", "pages", "--seq-len"}},
-        {"-n 3 --lr 1e30 --warmup 0 --clip 0", "", {"step", "gradient", "--lr"}},
-        {"-T 50 --chunk 64 -n 1 --data LOG --log LOG", "", {"--log", "another name"}},
-        {"--data /nonexistent --log LOG", "", {"/nonexistent"}},
-        {"-T 50 --chunk 64 -n 1 --data LOG --dump LOG", "", {"--dump", "another name"}},
-        {"--save-every 5", "", {"--save-every 5", "--out DIR"}},
-        {"--resume", "", {"--resume", "--out DIR"}},
-        {"--resume=yes --out x", "", {"--resume=yes", "takes no value"}},
-        {"-n 1 --out LOG/a/b", "", {"--out", "/a/b: cannot make the directory: Not a directory"}},
-        {"-n 1 --log LOG", "", {"--log", "not a log of this program"}},
-        {"-n 1 --dump", "dir", {"--dump", "no regular file"}},
-        {"-n 1 --dump", "fifo", {"--dump", "no regular file"}},
-        {"-n 1 --out LOG", "", {"--out", "cannot open the directory"}},
-        {"--sample-len 5", "", {"--sample-len 5", "--prompt"}},
-        {"--top-k 5", "", {"--top-k 5", "--prompt"}},
-        {"--temperature -1", "", {"--temperature -1", "0 (always the likeliest token) or more"}},
-        {"--prompt", "", {"--prompt", "needs a value"}},
-        {"--prompt hello", "", {"--prompt hello", "list of them", "below 304"}},
-        {"--prompt 304", "", {"--prompt 304", "below 304"}},
-        {"--sample-every 5", "", {"--sample-every", "--prompt 0"}},
-        {"-T 50 --chunk 64 --prompt aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa --data",
-         "small",
-         {"53 tokens", "--seq-len 50"}},
-        {"-T 50 --chunk 64 --prompt aaaa --sample-len 46 --data", "small", {"--sample-len 46", "room for 45"}},
-        {"--dump x -n 0", "", {"--dump x", "--steps 0"}},
-        {"--plan -T 50 --chunk 64 --data LOG --log LOG", "", {"--log", "another name"}},
-        {"--plan --resume --out x", "", {"--plan", "leave --resume out"}},
-        {"--plan -T 2147483647 --chunk 2147483647", "", {"--seq-len 2147483647", "whole pages"}},
-        {"--keep 7", "", {"--keep 7", "--out DIR"}},
-        {"--temperature 0.3", "", {"--temperature 0.3", "--prompt"}},
-        {"-n 1 --log /tmp/oomb-same --dump /tmp/oomb-same", "", {"--dump", "the file of --log"}},
-        {"-n 1 --data", "fifo", {"not a regular file"}},
-        {"--plan -T 2048 --model gpt2", "", {"--seq-len 2048", "1024"}},
-    };
-    for (int i = 0; i < COUNT(bad); i++) {
-        const char *f = bad[i].file, *file = !strcmp(f, "dir")     ? dir
-                                             : !strcmp(f, "empty") ? empty
-                                             : !strcmp(f, "small") ? small
-                                             : !strcmp(f, "exact") ? exact
-                                             : !strcmp(f, "fifo")  ? fifo
-                                                                   : f;
-        snprintf(command, sizeof command, "%s %s", bad[i].arguments, file);
+    for (int i = 0; i < COUNT(bad_input); i++) {
+        const char *f = bad_input[i].file, *file = !strcmp(f, "dir")     ? dir
+                                                   : !strcmp(f, "empty") ? empty
+                                                   : !strcmp(f, "small") ? small
+                                                   : !strcmp(f, "exact") ? exact
+                                                   : !strcmp(f, "fifo")  ? fifo
+                                                                         : f;
+        snprintf(command, sizeof command, "%s %s", bad_input[i].arguments, file);
         for (char *at; (at = strstr(command, "LOG")) != NULL;) { /* a file that must survive the refusal */
             char rest[800];
             snprintf(rest, sizeof rest, "%s", at + 3);
@@ -2395,9 +2412,9 @@ static void test_bad_input(void) {
         char *line = strstr(output, "error: ");
         check(status == 1 && line && strchr(line, '\n') && !strchr(line, '\n')[1],
               "train_oomb %s: status %d, no last line with an error", command, status);
-        for (int k = 0; k < 3 && bad[i].says[k]; k++)
-            check(line && strstr(line, bad[i].says[k]), "train_oomb %s: the error does not say \"%s\": %s", command,
-                  bad[i].says[k], line ? line : "");
+        for (int k = 0; k < 3 && bad_input[i].says[k]; k++)
+            check(line && strstr(line, bad_input[i].says[k]), "train_oomb %s: the error does not say \"%s\": %s",
+                  command, bad_input[i].says[k], line ? line : "");
     }
     const char *const prints[] = {"-n 1", "--plan", "--help"};
     for (int i = 0; access("/dev/full", W_OK) == 0 && i < COUNT(prints); i++) {
@@ -2576,9 +2593,9 @@ static void test_resume(void) {
     }
 }
 
-/* What a checkpoint does not allow, and what it does. */
-static void test_resume_refused(void) {
-    char a[300], output[16384], command[1800], path[600];
+/* Too few tokens for a batch, just enough, and none that is scored. */
+static void test_data_sizes(void) {
+    char output[16384], command[1800];
     const struct {
         int B;
         const char *says;
@@ -2608,6 +2625,12 @@ static void test_resume_refused(void) {
              scratch_path("masked.bin"));
     check(run_program(command, output, sizeof output) == 1 && strstr(output, "every token is a masked target"),
           "nothing but masks: %s", output);
+}
+
+/* What a checkpoint does not allow, and what it does. */
+static void test_resume_refused(void) {
+    char a[300], output[16384], command[1800];
+    write_shards(0);
     snprintf(a, sizeof a, "%s", scratch_path("refused/below/others"));
     snprintf(command, sizeof command,
              "--data '%s/shard*.bin' --model recall -T 64 -B 2 --chunk 32 --page 16 -n 4 --out %s", scratch_dir, a);
@@ -2657,7 +2680,23 @@ static void test_resume_refused(void) {
               stat(scratch_path("notes"), &st) == 0 && st.st_size == 100,
           "a log that is none: %s", output);
 
-    /* A gradient that is not finite ends the run; the checkpoint of the step before is kept, and is good. */
+    char log[400];
+    snprintf(log, sizeof log, "%s/log.jsonl", a);
+    const Logger other = logger_open(log, INT32_MAX);
+    snprintf(command, sizeof command, "-n 1 --log %s", log);
+    check(run_program(command, output, sizeof output) == 1 && strstr(output, "another run is writing there"),
+          "two runs in one log: %s", output);
+    fclose(other.file);
+    const int lock = checkpoint_open_dir(a); /* this process is the other run */
+    snprintf(command, sizeof command, "--out %s --resume -n 9", a);
+    check(run_program(command, output, sizeof output) == 1 && strstr(output, "another run is writing there"),
+          "two runs in one place: %s", output);
+    close(lock);
+}
+
+/* A gradient that is not finite ends the run; the checkpoint of the step before is kept, and is good. */
+static void test_resume_nan(void) {
+    char output[16384], command[1800], path[600];
     snprintf(command, sizeof command,
              "--out %s -n 9 -T 128 -B 1 --val-seqs 0 --save-every 1 --lr 1e30 --warmup 0 --clip 0",
              scratch_path("nan"));
@@ -2671,19 +2710,6 @@ static void test_resume_refused(void) {
     check(kept >= 1 && s.run.step == kept && strstr(output, find), "the checkpoint kept is of step %d: %s", kept,
           output);
     state_free(&s);
-
-    char log[400];
-    snprintf(log, sizeof log, "%s/log.jsonl", a);
-    const Logger other = logger_open(log, INT32_MAX);
-    snprintf(command, sizeof command, "-n 1 --log %s", log);
-    check(run_program(command, output, sizeof output) == 1 && strstr(output, "another run is writing there"),
-          "two runs in one log: %s", output);
-    fclose(other.file);
-    const int lock = checkpoint_open_dir(a); /* this process is the other run */
-    snprintf(command, sizeof command, "--out %s --resume -n 9", a);
-    check(run_program(command, output, sizeof output) == 1 && strstr(output, "another run is writing there"),
-          "two runs in one place: %s", output);
-    close(lock);
 }
 
 /* What a resume does to the log, and what it asks of data, the recall task and state.json. */
@@ -3054,6 +3080,81 @@ static void dump_trial(Trial *t, const char *path) {
     check(safe_finish(&dump.file) == 0, "%s: cannot write the dump", path);
 }
 
+/* One element of each tensor of dump a, of which f is the directory, is changed in turn: each is named. b: a dump that agrees. */
+static void dump_change_elements(const SafeFile *f, const char *a, const char *b) {
+    static char output[1 << 16];
+    for (int i = 0; i < f->count; i++) {
+        const SafeTensor *t = &f->tensors[i];
+        double largest = 0;
+        floatX x, y;
+        floatX *all = (floatX *)xcalloc(t->end - t->begin, 1);
+        char name[SAFE_NAME], says[300];
+        snprintf(name, sizeof name, "%s", t->name);
+        if (strstr(name, ".t0")) *strstr(name, ".t0") = 0;
+        safe_read(f, t, all);
+        const size_t n = (size_t)((t->end - t->begin) / sizeof(floatX)), at = n / 2;
+        for (size_t k = 0; k < n; k++) largest = fmax(largest, fabs((double)all[k]));
+        x = all[at];
+        y = x + (floatX)(largest > 0 ? 1e-2 * largest : 1);
+        check(largest > 0, "%s is zero", name);
+        if (strncmp(name, "layer", 5) == 0 && strstr(name, ".db")) y = x + 1; /* measured with its matrix */
+        free(all);
+        if (t->type == SAFE_I32 && sizeof(floatX) == 8) continue; /* two of them to a floatX */
+        if (i % 7 == 0) y = (floatX)NAN;
+        if (t->type == SAFE_I32) y = x == 0 ? (floatX)1e-44 : 0; /* an id of 7, or 0 */
+        const int fd = open(a, O_RDWR);
+        if (write_at(fd, f->data + t->begin + at * sizeof(floatX), &y, sizeof y)) die("%s", a);
+        snprintf(says, sizeof says, "1 diverge, the first is %s\n", name);
+        check(compare(b, a, output, sizeof output) == 1 && strstr(output, says), "an error planted in %s: %s", name,
+              strstr(output, "bound") ? strstr(output, "bound") : output);
+        if (write_at(fd, f->data + t->begin + at * sizeof(floatX), &x, sizeof x)) die("%s", a);
+        close(fd);
+    }
+}
+
+/* An error in the computation of `plain`, which is `whole` but for it: what it touches first is named, not what
+   inherits it. a: the dump of whole. b: a place for others. */
+static void dump_change_model(Trial *whole, Trial *plain, const char *a, const char *b) {
+    static char output[1 << 16];
+    const ModelConfig config = whole->m.config;
+    const struct {
+        TensorId id;
+        int l;
+        const char *first;
+    } planted[] = {{WTE, 0, "layer.0.x"},
+                   {LN1W, 1, "layer.1.ln1"},
+                   {WQ, 2, config.qk_norm ? "layer.2.qraw" : "layer.2.q"},
+                   {WV, 1, "layer.1.v"},
+                   {WK, 0, config.qk_norm ? "layer.0.kraw" : "layer.0.k"},
+                   {WO, 2, "layer.2.xmid"},
+                   {WUP, 1, "layer.1.up"},
+                   {WDOWN, 2, "xlast"},
+                   {LNFW, 0, "lnf"}};
+    for (int i = 0; i < COUNT(planted); i++) {
+        floatX *w = tensor(&plain->m, plain->m.params, planted[i].id, planted[i].l);
+        const size_t n = tensor_size(plain->m.tensors, planted[i].id);
+        const size_t used = planted[i].id == WTE ? (size_t)config.V * config.C : n;
+        for (size_t k = 0; k < used; k++) w[k] *= (floatX)1.01;
+        dump_trial(plain, b);
+        char says[100];
+        snprintf(says, sizeof says, "the first is %s\n", planted[i].first);
+        check(compare(a, b, output, sizeof output) == 1 && strstr(output, says), "%s is 1 %% off: %s",
+              whole->m.tensors[planted[i].id].name, strstr(output, "bound"));
+        memcpy(w, tensor(&whole->m, whole->m.params, planted[i].id, planted[i].l), n * sizeof(floatX));
+    }
+    if (config.pos == POS_ROPE) {
+        plain->m.config.rope_theta *= 1.01;
+        dump_trial(plain, b);
+        check(compare(a, b, output, sizeof output) == 1 && strstr(output, "the first is cosine\n"), "another theta: %s",
+              strstr(output, "bound"));
+        plain->m.config.rope_theta = config.rope_theta;
+    }
+    plain->batch.targets[5] = plain->batch.targets[5] == 3 ? 4 : 3;
+    dump_trial(plain, b);
+    check(compare(a, b, output, sizeof output) == 1 && strstr(output, "the first is targets\n"), "another target: %s",
+          strstr(output, "bound"));
+}
+
 /* Dumps of one step by other schedules agree, tensor by tensor, for every family; a dump changes nothing. Every tensor
    that the step makes is there. Then one element of each tensor is changed, a tensor at a time: each is named. */
 static void test_dump(void) {
@@ -3087,79 +3188,25 @@ static void test_dump(void) {
         for (int id = 0; id < NUM_TENSORS; id++) want += tensor_copies(whole->m.tensors, config.L, id);
         SafeFile f = safe_open(a);
         check(f.count == want, "%s: %d tensors in the dump, not %d", family_names[family], f.count, want);
-        for (int i = 0; i < f.count; i++) {
-            const SafeTensor *t = &f.tensors[i];
-            double largest = 0;
-            floatX x, y;
-            floatX *all = (floatX *)xcalloc(t->end - t->begin, 1);
-            char name[SAFE_NAME], says[300];
-            snprintf(name, sizeof name, "%s", t->name);
-            if (strstr(name, ".t0")) *strstr(name, ".t0") = 0;
-            safe_read(&f, t, all);
-            const size_t n = (size_t)((t->end - t->begin) / sizeof(floatX)), at = n / 2;
-            for (size_t k = 0; k < n; k++) largest = fmax(largest, fabs((double)all[k]));
-            x = all[at];
-            y = x + (floatX)(largest > 0 ? 1e-2 * largest : 1);
-            check(largest > 0, "%s: %s is zero", family_names[family], name);
-            if (strncmp(name, "layer", 5) == 0 && strstr(name, ".db")) y = x + 1; /* measured with its matrix */
-            free(all);
-            if (t->type == SAFE_I32 && sizeof(floatX) == 8) continue; /* two of them to a floatX */
-            if (i % 7 == 0) y = (floatX)NAN;
-            if (t->type == SAFE_I32) y = x == 0 ? (floatX)1e-44 : 0; /* an id of 7, or 0 */
-            const int fd = open(a, O_RDWR);
-            if (write_at(fd, f.data + t->begin + at * sizeof(floatX), &y, sizeof y)) die("%s", a);
-            snprintf(says, sizeof says, "1 diverge, the first is %s\n", name);
-            check(compare(b, a, output, sizeof output) == 1 && strstr(output, says), "an error planted in %s: %s", name,
-                  strstr(output, "bound") ? strstr(output, "bound") : output);
-            if (write_at(fd, f.data + t->begin + at * sizeof(floatX), &x, sizeof x)) die("%s", a);
-            close(fd);
-        }
+        dump_change_elements(&f, a, b);
         safe_close(&f);
-        /* An error in the computation: what it touches first is named, not what inherits it. */
-        const struct {
-            TensorId id;
-            int l;
-            const char *first;
-        } planted[] = {{WTE, 0, "layer.0.x"},
-                       {LN1W, 1, "layer.1.ln1"},
-                       {WQ, 2, config.qk_norm ? "layer.2.qraw" : "layer.2.q"},
-                       {WV, 1, "layer.1.v"},
-                       {WK, 0, config.qk_norm ? "layer.0.kraw" : "layer.0.k"},
-                       {WO, 2, "layer.2.xmid"},
-                       {WUP, 1, "layer.1.up"},
-                       {WDOWN, 2, "xlast"},
-                       {LNFW, 0, "lnf"}};
-        for (int i = 0; i < COUNT(planted); i++) {
-            floatX *w = tensor(&plain->m, plain->m.params, planted[i].id, planted[i].l);
-            const size_t n = tensor_size(plain->m.tensors, planted[i].id);
-            const size_t used = planted[i].id == WTE ? (size_t)config.V * config.C : n;
-            for (size_t k = 0; k < used; k++) w[k] *= (floatX)1.01;
-            dump_trial(plain, b);
-            char says[100];
-            snprintf(says, sizeof says, "the first is %s\n", planted[i].first);
-            check(compare(a, b, output, sizeof output) == 1 && strstr(output, says), "%s: %s is 1 %% off: %s",
-                  family_names[family], whole->m.tensors[planted[i].id].name, strstr(output, "bound"));
-            memcpy(w, tensor(&whole->m, whole->m.params, planted[i].id, planted[i].l), n * sizeof(floatX));
-        }
-        if (config.pos == POS_ROPE) {
-            plain->m.config.rope_theta *= 1.01;
-            dump_trial(plain, b);
-            check(compare(a, b, output, sizeof output) == 1 && strstr(output, "the first is cosine\n"),
-                  "another theta: %s", strstr(output, "bound"));
-            plain->m.config.rope_theta = config.rope_theta;
-        }
-        plain->batch.targets[5] = plain->batch.targets[5] == 3 ? 4 : 3;
-        dump_trial(plain, b);
-        check(compare(a, b, output, sizeof output) == 1 && strstr(output, "the first is targets\n"),
-              "another target: %s", strstr(output, "bound"));
+        dump_change_model(whole, plain, a, b);
         trial_free(whole), trial_free(plain);
     }
-    const TrainConfig shorter = tiny_run(60, 2, 64, 64);
+}
+
+/* Dumps that cannot be compared, and --dump as a user meets it. */
+static void test_dump_run(void) {
+    static char output[1 << 16];
+    char a[300], b[300];
+    snprintf(a, sizeof a, "%s", scratch_path("dump_a")), snprintf(b, sizeof b, "%s", scratch_path("dump_b"));
+    const TrainConfig longer = tiny_run(61, 2, 64, 64), shorter = tiny_run(60, 2, 64, 64);
     const ModelConfig config = tiny_config(FAMILY_LLAMA, 3);
-    Trial *t = trial_new(&config, &shorter);
+    Trial *t = trial_new(&config, &shorter), *u = trial_new(&config, &longer);
+    dump_trial(u, a);
     dump_trial(t, b);
     check(compare(a, b, output, sizeof output) == 1 && strstr(output, "other tokens"), "another length: %s", output);
-    trial_free(t);
+    trial_free(t), trial_free(u);
     check(compare(a, "", output, sizeof output) == 2 && compare(a, "/nonexistent", output, sizeof output) == 2 &&
               compare(a, write_file("no dump", 100), output, sizeof output) == 2,
           "no second dump: %s", output);
@@ -3332,6 +3379,8 @@ static const Test tests[] = {
     {"json", test_json, 1},
     {"safetensors", test_safetensors, 1},
     {"checkpoint", test_checkpoint, 3},
+    {"checkpoint_order", test_checkpoint_order, 1},
+    {"checkpoint_state", test_checkpoint_state, 1},
     {"checkpoint_faults", test_checkpoint_faults, 1},
     {"sample", test_sample, 3},
     {"sampler", test_sampler, 1},
@@ -3340,8 +3389,10 @@ static const Test tests[] = {
     {"bad_input", test_bad_input, 1},
     {"help", test_help, 1},
     {"same_log", test_same_log, 1},
+    {"data_sizes", test_data_sizes, 1},
     {"resume", test_resume, 1},
     {"resume_refused", test_resume_refused, 1},
+    {"resume_nan", test_resume_nan, 1},
     {"resume_files", test_resume_files, 1},
     {"resume_values", test_resume_values, 1},
     {"kill", test_kill, 1},
@@ -3349,6 +3400,7 @@ static const Test tests[] = {
     {"full_disk", test_full_disk, 1},
     {"sample_run", test_sample_run, 1},
     {"dump", test_dump, 3},
+    {"dump_run", test_dump_run, 1},
     {"memory_flat", test_memory_flat, 1},
     {"memory", test_memory, 1},
 };

@@ -24,8 +24,6 @@ typedef struct {
     const char *help;
 } Option;
 
-enum { MAX_OPTIONS = 48, MAX_VALUE = 4096 /* bytes of a value with its end; longer ones are refused */ };
-
 /* Fills the table with pointers into c; returns the number of options. */
 static inline int options_table(TrainConfig *c, Option *out) {
     const Option table[] = {

@@ -22,7 +22,7 @@
 #include <sys/file.h>
 #include <sys/statvfs.h>
 
-enum { STATE_FORMAT = 1, STATE_MAX_OPTIONS = 64, MAX_PATH_BYTES = 4096 };
+enum { STATE_FORMAT = 1 };
 
 /* Where a run is. Every random number is a function of the seed and one of these counters. */
 typedef struct {
@@ -193,7 +193,7 @@ typedef struct {
 /* From the text of a state.json; file: its name, for errors. Every key must be there, once. */
 static inline SavedState state_parse(const char *file, const char *text, size_t bytes) {
     SavedState s;
-    char key[64], value[MAX_PATH_BYTES];
+    char key[64], value[MAX_VALUE];
     uint64_t format = 0, step = 0;
     struct {
         const char *key;
@@ -229,7 +229,7 @@ static inline SavedState state_parse(const char *file, const char *text, size_t 
         } else {
             for (json_open(&j, '{'); json_key(&j, key, sizeof key);) {
                 if (!json_string(&j, value, sizeof value)) break;
-                if (s.count == STATE_MAX_OPTIONS) die("%s: more than %d options", file, STATE_MAX_OPTIONS);
+                if (s.count == MAX_OPTIONS) die("%s: more than %d options", file, MAX_OPTIONS);
                 const size_t n = strlen(key) + strlen(value) + 4;
                 s.options = (char **)xrealloc(s.options, (size_t)s.count + 1, sizeof(char *));
                 s.options[s.count] = (char *)xcalloc(n, 1);

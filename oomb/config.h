@@ -62,7 +62,11 @@ static inline double config_get(const ModelConfig *m, int field) {
     return config_fields[field].real ? *(const double *)at : *(const int *)at;
 }
 
-enum { MAX_THREADS = 1024 };
+enum {
+    MAX_THREADS = 1024,
+    MAX_OPTIONS = 48, /* of a run, on the command line and in a checkpoint */
+    MAX_VALUE = 4096, /* bytes of an option's value with its end; longer ones are refused */
+};
 
 typedef enum { RECOMPUTE_CHUNK, RECOMPUTE_LAYER } Recompute;
 

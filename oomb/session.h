@@ -30,7 +30,7 @@ typedef struct {
 static inline void session_check_saved(const Session *s) {
     TrainConfig old, now = s->run;
     Option was[MAX_OPTIONS], is[MAX_OPTIONS];
-    char *words[STATE_MAX_OPTIONS + 1] = {(char *)"train_oomb"};
+    char *words[MAX_OPTIONS + 1] = {(char *)"train_oomb"};
     for (int i = 0; i < s->saved.count; i++) words[i + 1] = s->saved.options[i];
     options_read(s->saved.count + 1, words, &old);
     for (int i = 0; i < NUM_CONFIG_FIELDS; i++) {

@@ -38,6 +38,8 @@ static inline void check_stdout(void) {
     if (fflush(stdout) != 0 || ferror(stdout)) die("standard output: cannot write: %s", strerror(errno));
 }
 
+enum { MAX_PATH_BYTES = 4096 }; /* of a path with its end; longer ones are refused */
+
 static inline size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 static inline size_t round_up(size_t a, size_t b) { return ceil_div(a, b) * b; }
 static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
@@ -70,7 +72,7 @@ static inline FILE *xopen_read(const char *path, uint64_t *bytes) {
 
 /* Makes a directory and those above it. Returns 1 if it made it, 0 if it was there, -1 with errno if it cannot. */
 static inline int make_directories(const char *path) {
-    char part[4096];
+    char part[MAX_PATH_BYTES];
     if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part) {
         errno = ENAMETOOLONG;
         return -1;
@@ -153,7 +155,7 @@ static inline size_t peak_rss_bytes(void) {
    group and those above it, rounded up; UINT64_MAX: no limit. root and self: where the system shows groups and
    the name of this process's. */
 static inline uint64_t cgroup_limit(const char *root, const char *self, const char *file) {
-    char group[1024] = "", line[1024], path[4096];
+    char group[1024] = "", line[1024], path[MAX_PATH_BYTES];
     uint64_t least = UINT64_MAX;
     FILE *f = fopen(self, "r");
     while (f && fgets(line, sizeof line, f)) {

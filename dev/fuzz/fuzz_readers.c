@@ -18,7 +18,7 @@
 static jmp_buf back;
 static FILE *quiet; /* where errors go */
 
-enum { HELD = 256 }; /* more than the largest reader needs: state_parse() has 64 options */
+enum { HELD = 256 }; /* more than the largest reader needs: state_parse() has MAX_OPTIONS */
 static void *held[HELD];
 static FILE *opened[HELD];
 
