@@ -25,7 +25,7 @@ endif
 
 FLAGS = -std=gnu11 -D_FILE_OFFSET_BITS=64 -Wall -Wextra -Wno-unknown-pragmas $(ARCH) $(OPENMP_FLAG)
 HEADERS = $(wildcard oomb/*.h kernels/*.h)
-TEST_SOURCES = test_oomb.c train_oomb.c $(HEADERS)
+TEST_SOURCES = test_oomb.c train_oomb.c $(wildcard dev/test/*.h) $(HEADERS)
 
 all: train_oomb dev/compare_dumps
 
