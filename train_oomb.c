@@ -38,6 +38,7 @@
 #include "oomb/logger.h"
 #include "oomb/memory.h"
 #include "oomb/pages.h"
+#include "oomb/rope.h"
 #include "oomb/safetensors.h"
 #include "oomb/sampler.h"
 #include "oomb/session.h"
@@ -195,16 +196,18 @@ static void matmul_backward(floatX *dx, floatX *dw, floatX *dbias, const floatX 
 // rope: rotary positions (Su et al. 2021), channel i paired with channel i + HD/2 (as in LLaMA's
 // Hugging Face weights)
 
-/* cosine, sine (Tc, HD / 2) = of position * theta^(-2i / HD), for positions t0 .. t0+Tc-1. In double:
-   a float angle loses a radian's digits beyond a few million tokens. */
-static void rope_table(floatX *cosine, floatX *sine, int t0, int Tc, int HD, double theta) {
-    int half = HD / 2;
+/* cosine, sine (Tc, HD / 2) = of position * frequency of the pair, for positions t0 .. t0+Tc-1, times the magnitude of
+   the scaling. In double: a float angle loses a radian's digits beyond a few million tokens. */
+static void rope_table(floatX *cosine, floatX *sine, int t0, int Tc, int HD, double theta, const RopeScaling *scaling) {
+    const int half = HD / 2;
+    const double magnitude = rope_magnitude(scaling);
 #pragma omp parallel for
-    for (int t = 0; t < Tc; t++) {
-        for (int i = 0; i < half; i++) {
-            double angle = (t0 + t) * pow(theta, -2.0 * i / HD);
-            cosine[(size_t)t * half + i] = (floatX)cos(angle);
-            sine[(size_t)t * half + i] = (floatX)sin(angle);
+    for (int i = 0; i < half; i++) {
+        const double frequency = rope_frequency(scaling, theta, HD, i);
+        for (int t = 0; t < Tc; t++) {
+            const double angle = (t0 + t) * frequency;
+            cosine[(size_t)t * half + i] = (floatX)(cos(angle) * magnitude);
+            sine[(size_t)t * half + i] = (floatX)(sin(angle) * magnitude);
         }
     }
 }
@@ -918,15 +921,15 @@ static floatX *tensor(const Model *m, floatX *base, TensorId id, int l) {
     return m->tensors[id].rows ? base + tensor_offset(m->tensors, m->config.L, id, l) : NULL;
 }
 
-/* Starting values: every (tensor, layer) has its own stream of random numbers; the padded rows of the
-   vocabulary stay zero. Clears m and v. */
+/* Starting values: every (tensor, layer) has its own stream of random numbers, by the tensor's name; the padded rows of
+   the vocabulary stay zero. Clears m and v. */
 static void model_init(Model *m, int seed) {
     const ModelConfig *c = &m->config;
     for (int id = 0; id < NUM_TENSORS; id++) {
         const TensorInfo *t = &m->tensors[id];
         for (int l = 0; l < tensor_copies(m->tensors, c->L, id); l++) {
             floatX *w = tensor(m, m->params, (TensorId)id, l);
-            Rng r = rng_stream((uint64_t)seed, 1000 + (uint64_t)id, (uint64_t)l);
+            Rng r = rng_stream((uint64_t)seed, rng_name(t->name), (uint64_t)l);
             size_t used = id == WTE || id == WHEAD ? (size_t)c->V * t->cols : tensor_size(m->tensors, id);
             for (size_t i = 0; i < tensor_size(m->tensors, id); i++) {
                 w[i] = i >= used ? 0 : (floatX)(t->init_mean + (t->init_std > 0 ? t->init_std * rng_normal(&r) : 0));
@@ -1076,7 +1079,7 @@ static void layer_forward(Model *m, int l, ChunkRange range, KvMode kv, floatX *
     matmul_forward(a->xmid, a->attn, w[WO], w[BO], BTc, QD, C, 1);
 
     norm_forward(a->ln2, a->mean2, a->rstd2, a->xmid, w[LN2W], w[LN2B], BTc, C, c->norm_eps);
-    if (c->mlp == MLP_SWIGLU) matmul_forward(a->gate, a->ln2, w[WGATE], NULL, BTc, C, F, 0);
+    if (c->mlp == MLP_SWIGLU) matmul_forward(a->gate, a->ln2, w[WGATE], w[BGATE], BTc, C, F, 0);
     matmul_forward(a->up, a->ln2, w[WUP], w[BUP], BTc, C, F, 0);
     if (c->mlp == MLP_SWIGLU) swiglu_forward(a->act, a->gate, a->up, BTc * F);
     else gelu_forward(a->act, a->up, BTc * F);
@@ -1107,7 +1110,7 @@ static void layer_backward(Model *m, int l, ChunkRange range) {
     dump_rows(m, "dgate", l, range, m->dgate, F);
     dump_rows(m, "dup", l, range, m->dup, F);
     matmul_backward(m->dnorm, dw[WUP], dw[BUP], m->dup, a->ln2, w[WUP], BTc, C, F, 0);
-    if (c->mlp == MLP_SWIGLU) matmul_backward(m->dnorm, dw[WGATE], NULL, m->dgate, a->ln2, w[WGATE], BTc, C, F, 1);
+    if (c->mlp == MLP_SWIGLU) matmul_backward(m->dnorm, dw[WGATE], dw[BGATE], m->dgate, a->ln2, w[WGATE], BTc, C, F, 1);
     dump_rows(m, "dln2", l, range, m->dnorm, C);
     norm_backward(m->dx, dw[LN2W], dw[LN2B], m->dnorm, a->xmid, w[LN2W], a->mean2, a->rstd2, BTc, C, 1);
     dump_rows(m, "dxmid", l, range, m->dx, C);
@@ -1154,7 +1157,7 @@ static void chunk_layers(Model *m, const ChunkStep *s, ChunkRange range, const i
     if (s->write_kv) { /* a page that an earlier token has begun is there already: sampling */
         pages_alloc_range(&m->pages, s->l0, s->l1, (int)ceil_div(range.t0, m->P), chunks_pages_end(range, m->P));
     }
-    if (c->pos == POS_ROPE) rope_table(m->cosine, m->sine, range.t0, range.Tc, c->HD, c->rope_theta);
+    if (c->pos == POS_ROPE) rope_table(m->cosine, m->sine, range.t0, range.Tc, c->HD, c->rope_theta, &c->rope);
     if (s->l0 == 0) {
         embedding_forward(m->acts[0].x, inputs, tensor(m, m->params, WTE, 0), tensor(m, m->params, WPE, 0), m->B, m->T,
                           range.t0, range.Tc, c->C);

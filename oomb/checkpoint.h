@@ -22,7 +22,7 @@
 #include <sys/file.h>
 #include <sys/statvfs.h>
 
-enum { STATE_FORMAT = 1 };
+enum { STATE_FORMAT = 2 };
 
 /* Where a run is. Every random number is a function of the seed and one of these counters. */
 typedef struct {

@@ -11,22 +11,39 @@ typedef enum { NORM_LAYERNORM, NORM_RMSNORM } NormKind;
 typedef enum { POS_LEARNED, POS_ROPE } PosKind;
 typedef enum { MLP_GELU, MLP_SWIGLU } MlpKind;
 
+/* What a trained model's RoPE does beyond the context that it was first trained for; rope_frequency() has the formulas. */
+typedef enum { ROPE_NONE, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } RopeKind;
+static const char *const rope_kinds[] = {"none", "linear", "llama3", "yarn"};
+
+typedef struct {
+    RopeKind kind;
+    int original;     /* tokens of the context before scaling (llama3, yarn) */
+    double factor;    /* that it is stretched by */
+    double low, high; /* turns in the original context: pairs below `low` are stretched wholly, above `high` not at all.
+                         llama3: low_freq_factor, high_freq_factor; yarn: beta_slow, beta_fast */
+    double magnitude; /* of the rotated vectors (yarn: attention_factor) */
+    int truncate;     /* yarn: the bounds are whole pairs */
+} RopeScaling;
+
 /* GPT-2, LLaMA, Qwen2 and Qwen3 are values of this struct, not code paths. */
 typedef struct {
     int V, Vp;   /* vocabulary; rows of wte and whead (V rounded up to 64, the rest zero and never scored) */
     int L, C;    /* layers, channels */
     int NH, NKV; /* query heads, key/value heads: head h reads key/value head h / (NH / NKV) */
     int HD, F;   /* head size (NH * HD need not be C), MLP width */
-    int max_T;   /* rows of the learned position table; 0 with RoPE */
+    int max_T;   /* learned positions: rows of their table; RoPE: the context that the model is made for, 0 unknown */
+    int window;  /* tokens that attention may look back, 0: all. Only sequences that do not notice are accepted */
     NormKind norm;
     PosKind pos;
     MlpKind mlp;
-    int bias;     /* biases on wo and in the MLP */
     int qkv_bias; /* biases on wq, wk, wv */
+    int o_bias;   /* a bias on wo */
+    int mlp_bias; /* biases in the MLP */
     int qk_norm;  /* rmsnorm of each head of q and k before RoPE */
     int tied;     /* the head is wte */
     double norm_eps, rope_theta;
     double init_std;
+    RopeScaling rope;
 } ModelConfig;
 
 /* Its fields by name, for files. */
@@ -48,12 +65,21 @@ static const ConfigField config_fields[] = {
     {"norm", offsetof(ModelConfig, norm), 0},
     {"pos", offsetof(ModelConfig, pos), 0},
     {"mlp", offsetof(ModelConfig, mlp), 0},
-    {"bias", offsetof(ModelConfig, bias), 0},
+    {"window", offsetof(ModelConfig, window), 0},
     {"qkv_bias", offsetof(ModelConfig, qkv_bias), 0},
+    {"o_bias", offsetof(ModelConfig, o_bias), 0},
+    {"mlp_bias", offsetof(ModelConfig, mlp_bias), 0},
     {"qk_norm", offsetof(ModelConfig, qk_norm), 0},
     {"tied", offsetof(ModelConfig, tied), 0},
     {"norm_eps", offsetof(ModelConfig, norm_eps), 1},
     {"rope_theta", offsetof(ModelConfig, rope_theta), 1},
+    {"rope_kind", offsetof(ModelConfig, rope.kind), 0},
+    {"rope_original", offsetof(ModelConfig, rope.original), 0},
+    {"rope_factor", offsetof(ModelConfig, rope.factor), 1},
+    {"rope_low", offsetof(ModelConfig, rope.low), 1},
+    {"rope_high", offsetof(ModelConfig, rope.high), 1},
+    {"rope_magnitude", offsetof(ModelConfig, rope.magnitude), 1},
+    {"rope_truncate", offsetof(ModelConfig, rope.truncate), 0},
 };
 enum { NUM_CONFIG_FIELDS = sizeof config_fields / sizeof config_fields[0] };
 
@@ -98,7 +124,8 @@ typedef struct {
 static const Preset presets[] = {
     {"recall",
      "0.2M, LLaMA: the generated recall task",
-     {304, 0, 2, 64, 4, 2, 32, 192, 0, NORM_RMSNORM, POS_ROPE, MLP_SWIGLU, 0, 0, 0, 0, 1e-5, 10000.0, 0.1},
+     {304,      0,          2, 64, 4, 2, 32, 192,  0,       0,   NORM_RMSNORM,
+      POS_ROPE, MLP_SWIGLU, 0, 0,  0, 0, 0,  1e-5, 10000.0, 0.1, {ROPE_NONE, 0, 0, 0, 0, 0, 0}},
      512,
      8,
      32,
@@ -109,7 +136,8 @@ static const Preset presets[] = {
      0.1},
     {"tiny",
      "1.0M, LLaMA: text as bytes",
-     {257, 0, 4, 128, 4, 2, 32, 512, 0, NORM_RMSNORM, POS_ROPE, MLP_SWIGLU, 0, 0, 0, 1, 1e-5, 10000.0, 0.05},
+     {257,      0,          4, 128, 4, 2, 32, 512,  0,       0,    NORM_RMSNORM,
+      POS_ROPE, MLP_SWIGLU, 0, 0,   0, 0, 1,  1e-5, 10000.0, 0.05, {ROPE_NONE, 0, 0, 0, 0, 0, 0}},
      4096,
      1,
      512,
@@ -120,7 +148,8 @@ static const Preset presets[] = {
      0.1},
     {"gpt2",
      "124M, GPT-2",
-     {50257, 0, 12, 768, 12, 12, 64, 3072, 1024, NORM_LAYERNORM, POS_LEARNED, MLP_GELU, 1, 1, 0, 1, 1e-5, 0.0, 0.02},
+     {50257,       0,        12, 768, 12, 12, 64, 3072, 1024, 0,    NORM_LAYERNORM,
+      POS_LEARNED, MLP_GELU, 1,  1,   1,  0,  1,  1e-5, 0.0,  0.02, {ROPE_NONE, 0, 0, 0, 0, 0, 0}},
      1024,
      4,
      256,
@@ -131,7 +160,8 @@ static const Preset presets[] = {
      0.1},
     {"llama-15m",
      "15M, LLaMA of the stories15M shape",
-     {32000, 0, 6, 288, 6, 6, 48, 768, 0, NORM_RMSNORM, POS_ROPE, MLP_SWIGLU, 0, 0, 0, 1, 1e-5, 10000.0, 0.02},
+     {32000,    0,          6, 288, 6, 6, 48, 768,  0,       0,    NORM_RMSNORM,
+      POS_ROPE, MLP_SWIGLU, 0, 0,   0, 0, 1,  1e-5, 10000.0, 0.02, {ROPE_NONE, 0, 0, 0, 0, 0, 0}},
      2048,
      4,
      512,
@@ -142,7 +172,8 @@ static const Preset presets[] = {
      0.1},
     {"qwen2.5-0.5b",
      "494M, Qwen2",
-     {151936, 0, 24, 896, 14, 2, 64, 4864, 0, NORM_RMSNORM, POS_ROPE, MLP_SWIGLU, 0, 1, 0, 1, 1e-6, 1e6, 0.02},
+     {151936,   0,          24, 896, 14, 2, 64, 4864, 0,   0,    NORM_RMSNORM,
+      POS_ROPE, MLP_SWIGLU, 1,  0,   0,  0, 1,  1e-6, 1e6, 0.02, {ROPE_NONE, 0, 0, 0, 0, 0, 0}},
      4096,
      1,
      512,
@@ -153,7 +184,8 @@ static const Preset presets[] = {
      0.1},
     {"qwen2.5-7b",
      "7.6B, Qwen2",
-     {152064, 0, 28, 3584, 28, 4, 128, 18944, 0, NORM_RMSNORM, POS_ROPE, MLP_SWIGLU, 0, 1, 0, 0, 1e-6, 1e6, 0.02},
+     {152064,   0,          28, 3584, 28, 4, 128, 18944, 0,   0,    NORM_RMSNORM,
+      POS_ROPE, MLP_SWIGLU, 1,  0,    0,  0, 0,   1e-6,  1e6, 0.02, {ROPE_NONE, 0, 0, 0, 0, 0, 0}},
      4096,
      1,
      512,
@@ -164,7 +196,8 @@ static const Preset presets[] = {
      0.1},
     {"qwen3-0.6b",
      "596M, Qwen3",
-     {151936, 0, 28, 1024, 16, 8, 128, 3072, 0, NORM_RMSNORM, POS_ROPE, MLP_SWIGLU, 0, 0, 1, 1, 1e-6, 1e6, 0.02},
+     {151936,   0,          28, 1024, 16, 8, 128, 3072, 0,   0,    NORM_RMSNORM,
+      POS_ROPE, MLP_SWIGLU, 0,  0,    0,  1, 1,   1e-6, 1e6, 0.02, {ROPE_NONE, 0, 0, 0, 0, 0, 0}},
      4096,
      1,
      512,
@@ -238,6 +271,15 @@ static inline void model_config_check(const ModelConfig *m) {
     if (m->NH % m->NKV) die("model: %d query heads cannot share %d key/value heads evenly", m->NH, m->NKV);
     if (m->pos == POS_ROPE && m->HD % 2) die("model: RoPE turns pairs of channels; head size %d is odd", m->HD);
     if (m->pos == POS_ROPE && !(m->rope_theta > 1)) die("model: rope_theta %g; must be over 1", m->rope_theta);
+    if (m->rope.kind != ROPE_NONE && !(m->rope.factor >= 1))
+        die("model: RoPE scaling %s by a factor of %g; must be at least 1", rope_kinds[m->rope.kind], m->rope.factor);
+    if (m->rope.kind >= ROPE_LLAMA3 && (m->rope.original < 1 || !(m->rope.low > 0) || !(m->rope.high > m->rope.low)))
+        die("model: RoPE scaling %s from a context of %d with bounds %g and %g; needs a context, and bounds in "
+            "ascending "
+            "order",
+            rope_kinds[m->rope.kind], m->rope.original, m->rope.low, m->rope.high);
+    if (m->rope.kind == ROPE_YARN && !(m->rope.magnitude > 0))
+        die("model: yarn with an attention factor of %g; must be over 0", m->rope.magnitude);
     if (m->pos == POS_LEARNED && m->max_T < 1) die("model: learned positions need a table, but max_T is %d", m->max_T);
     if (m->Vp < m->V) die("model: Vp %d is less than V %d", m->Vp, m->V);
 }
@@ -250,6 +292,10 @@ static inline void train_config_check(const TrainConfig *c, const ModelConfig *m
             "llama-15m) for longer sequences",
             c->T, c->model, m->max_T, m->max_T);
     }
+    if (m->window && c->T > m->window)
+        die("--seq-len %d: %s lets attention look back %d tokens only (sliding_window in its config.json), which this "
+            "program cannot; use --seq-len %d, or set sliding_window to null there to train it with full attention",
+            c->T, c->model, m->window, m->window);
     if (c->chunk_size < c->T && c->P > c->chunk_size)
         die("--page %d: larger than the chunk (--chunk %d); use a page that divides it", c->P, c->chunk_size);
     if (c->chunk_size < c->T && c->chunk_size % c->P)

@@ -27,6 +27,13 @@ static inline Rng rng_stream(uint64_t seed, uint64_t a, uint64_t b) {
     return r;
 }
 
+/* A number for a name (FNV-1a), to be a stream's: it stays the same whatever other names come and go. */
+static inline uint64_t rng_name(const char *name) {
+    uint64_t hash = 0xCBF29CE484222325u;
+    for (; *name; name++) hash = (hash ^ (unsigned char)*name) * 0x100000001B3u;
+    return hash;
+}
+
 /* uniform in [0, 1), 53 bits */
 static inline double rng_uniform(Rng *r) { return (double)(rng_u64(r) >> 11) * 0x1p-53; }
 

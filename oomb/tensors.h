@@ -27,6 +27,7 @@ typedef enum {
     LN2W,
     LN2B,
     WGATE,
+    BGATE,
     WUP,
     BUP,
     WDOWN,
@@ -51,8 +52,8 @@ static inline void tensors_describe(const ModelConfig *m, TensorInfo *t) {
     const size_t Vp = (size_t)m->Vp, C = (size_t)m->C, F = (size_t)m->F, HD = (size_t)m->HD;
     const size_t QD = (size_t)m->NH * HD, KD = (size_t)m->NKV * HD;
     const size_t learned = m->pos == POS_LEARNED ? (size_t)m->max_T : 0, ln = m->norm == NORM_LAYERNORM;
-    const size_t bias = m->bias != 0, qkv_bias = m->qkv_bias != 0, qk_norm = m->qk_norm != 0,
-                 gated = m->mlp == MLP_SWIGLU;
+    const size_t qkv_bias = m->qkv_bias != 0, o_bias = m->o_bias != 0, mlp_bias = m->mlp_bias != 0,
+                 qk_norm = m->qk_norm != 0, gated = m->mlp == MLP_SWIGLU;
     const double std = m->init_std;
     const double res = std / sqrt(2.0 * m->L); /* GPT-2: what adds to the residual stream starts smaller */
     const TensorInfo table[NUM_TENSORS] = {
@@ -69,14 +70,15 @@ static inline void tensors_describe(const ModelConfig *m, TensorInfo *t) {
         {"qnormw", "", "model.layers.%d.self_attn.q_norm.weight", 1, qk_norm, HD, 0, 1, 0},
         {"knormw", "", "model.layers.%d.self_attn.k_norm.weight", 1, qk_norm, HD, 0, 1, 0},
         {"wo", "transformer.h.%d.attn.c_proj.weight", "model.layers.%d.self_attn.o_proj.weight", 1, C, QD, 1, 0, res},
-        {"bo", "transformer.h.%d.attn.c_proj.bias", "model.layers.%d.self_attn.o_proj.bias", 1, bias, C, 0, 0, 0},
+        {"bo", "transformer.h.%d.attn.c_proj.bias", "model.layers.%d.self_attn.o_proj.bias", 1, o_bias, C, 0, 0, 0},
         {"ln2w", "transformer.h.%d.ln_2.weight", "model.layers.%d.post_attention_layernorm.weight", 1, 1, C, 0, 1, 0},
         {"ln2b", "transformer.h.%d.ln_2.bias", "", 1, ln, C, 0, 0, 0},
         {"wgate", "", "model.layers.%d.mlp.gate_proj.weight", 1, gated ? F : 0, C, 1, 0, std},
+        {"bgate", "", "model.layers.%d.mlp.gate_proj.bias", 1, gated && mlp_bias, F, 0, 0, 0},
         {"wup", "transformer.h.%d.mlp.c_fc.weight", "model.layers.%d.mlp.up_proj.weight", 1, F, C, 1, 0, std},
-        {"bup", "transformer.h.%d.mlp.c_fc.bias", "", 1, bias, F, 0, 0, 0},
+        {"bup", "transformer.h.%d.mlp.c_fc.bias", "model.layers.%d.mlp.up_proj.bias", 1, mlp_bias, F, 0, 0, 0},
         {"wdown", "transformer.h.%d.mlp.c_proj.weight", "model.layers.%d.mlp.down_proj.weight", 1, C, F, 1, 0, res},
-        {"bdown", "transformer.h.%d.mlp.c_proj.bias", "", 1, bias, C, 0, 0, 0},
+        {"bdown", "transformer.h.%d.mlp.c_proj.bias", "model.layers.%d.mlp.down_proj.bias", 1, mlp_bias, C, 0, 0, 0},
         {"lnfw", "transformer.ln_f.weight", "model.norm.weight", 0, 1, C, 0, 1, 0},
         {"lnfb", "transformer.ln_f.bias", "", 0, ln, C, 0, 0, 0},
         {"whead", "", "lm_head.weight", 0, m->tied ? 0 : Vp, C, 1, 0, std},

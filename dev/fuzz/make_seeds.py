@@ -20,7 +20,7 @@ seeds = {
     "safetensors_dims": bytes([2, 0, 4])
     + b'{"a":{"dtype":"F32","shape":[1,1,1,1,1,1,1,1],"data_offsets":[0,4]}}',
     "state": bytes([4, 0, 0])
-    + b'{"format": 1, "step": 20, "sample": 40, "tokens": 10240, "data_tokens": 7, "data_hash": 9, '
+    + b'{"format": 2, "step": 20, "sample": 40, "tokens": 10240, "data_tokens": 7, "data_hash": 9, '
     + b'"model": {"V": 257, "norm_eps": 1e-05}, "options": {"data": "a\\u00e9", "lr": "0.003"}}',
     "json": bytes([5, 0, 0]) + b'{"a":[1,-2.5e+3,true,false,null,"x\\n\\ud83d\\ude00"],"b":{"c":{}}}',
 }

@@ -8,7 +8,7 @@ typedef enum { FAMILY_GPT2, FAMILY_LLAMA, FAMILY_QWEN2, FAMILY_QWEN3, NUM_FAMILI
 static const char *const family_names[] = {"gpt2", "llama", "qwen2", "qwen3"};
 
 /* Tiny models of every family: three layers, odd sizes, a head size that does not follow from C, padded vocabulary.
-   qwen3 has QKV biases too, which the real one has not, and an untied head. */
+   qwen3 has biases everywhere, which the real one has not, and an untied head. */
 static ModelConfig tiny_config(Family family, int G) {
     ModelConfig m;
     memset(&m, 0, sizeof m);
@@ -17,8 +17,8 @@ static ModelConfig tiny_config(Family family, int G) {
     m.pos = family == FAMILY_GPT2 ? POS_LEARNED : POS_ROPE;
     m.mlp = family == FAMILY_GPT2 ? MLP_GELU : MLP_SWIGLU;
     m.max_T = family == FAMILY_GPT2 ? 128 : 0;
-    m.bias = family == FAMILY_GPT2;
     m.qkv_bias = family != FAMILY_LLAMA;
+    m.o_bias = m.mlp_bias = family == FAMILY_GPT2 || family == FAMILY_QWEN3;
     m.qk_norm = family == FAMILY_QWEN3;
     m.tied = family != FAMILY_QWEN3;
     m.norm_eps = 1e-5, m.rope_theta = 100, m.init_std = 0.4;

@@ -181,10 +181,11 @@ static void b_rope(void) {
 
 static void test_rope(void) {
     Rng r = rng_stream(4, 0, 0);
+    const RopeScaling none = {ROPE_NONE, 0, 0, 0, 0, 0, 0}, yarn = {ROPE_YARN, 64, 4, 1, 32, 1.3, 1};
     d.B = 2, d.Tc = 5, d.NH = 3, d.HD = 10;
     d.cosine = random_floats(25, 0, &r);
     d.sine = random_floats(25, 0, &r);
-    rope_table(d.cosine, d.sine, 1000003, d.Tc, d.HD, 10000);
+    rope_table(d.cosine, d.sine, 1000003, d.Tc, d.HD, 10000, &none);
     double angle = 1000005 * pow(10000, -2.0 * 3 / 10);
     check(fabs(d.cosine[2 * 5 + 3] - cos(angle)) < 1e-7 && fabs(d.sine[2 * 5 + 3] - sin(angle)) < 1e-7,
           "rope_table: position 1000005, pair 3");
@@ -199,6 +200,10 @@ static void test_rope(void) {
         check(fabs(v[i] - want) < 1e-6 && fabs(v[i + 5] - other) < 1e-6, "rope: pair %d is (%g, %g), not (%g, %g)", i,
               (double)v[i], (double)v[i + 5], want, other);
     }
+    /* a magnitude stays where the angle changes sign: the gradient is the transpose, not the inverse */
+    rope_table(d.cosine, d.sine, 1000003, d.Tc, d.HD, 10000, &yarn);
+    check(fabs(hypot((double)d.cosine[7], (double)d.sine[7]) - 1.3) < 1e-6, "yarn: the tables have its magnitude");
+    op_check("rope, yarn", 1, f_rope, b_rope);
     op_end();
     free(d.cosine);
     free(d.sine);

@@ -1,0 +1,43 @@
+/* rope.h: the angles of rotary positions (Su et al. 2021) and the ways to stretch them beyond the context that a model
+   was trained for. In double, for both programs: a frequency is computed once per pair and chunk. */
+#ifndef OOMB_ROPE_H
+#define OOMB_ROPE_H
+
+#include "config.h"
+
+#include <math.h>
+
+/* The share of its own frequency that pair i keeps; the rest becomes frequency / factor. turns: what it turns in the
+   original context. */
+static inline double rope_share(const RopeScaling *s, double theta, int HD, int i, double turns) {
+    const double two_pi = 6.283185307179586477;
+    if (s->kind == ROPE_LINEAR) return 0;
+    if (s->kind == ROPE_LLAMA3) return fmin(fmax((turns - s->low) / (s->high - s->low), 0), 1);
+    /* YaRN (Peng et al. 2023) is linear in the pair instead, between the pairs that make `high` and `low` turns */
+    double first = HD * log(s->original / (s->high * two_pi)) / (2 * log(theta)),
+           last = HD * log(s->original / (s->low * two_pi)) / (2 * log(theta));
+    if (s->truncate) {
+        first = floor(first);
+        last = ceil(last);
+    }
+    first = fmax(first, 0);
+    last = fmin(last, HD - 1);
+    if (first == last) last += 0.001; /* as transformers does */
+    return 1 - fmin(fmax((i - first) / (last - first), 0), 1);
+}
+
+/* Radians per position of pair i (channels i and i + HD/2) of HD / 2: theta^(-2i / HD), scaled. */
+static inline double rope_frequency(const RopeScaling *s, double theta, int HD, int i) {
+    const double own = pow(theta, -2.0 * i / HD);
+    if (s->kind == ROPE_NONE) return own;
+    const double share = rope_share(s, theta, HD, i, s->original * own / 6.283185307179586477);
+    return own * share + own / s->factor * (1 - share);
+}
+
+/* What rotated queries and keys are multiplied by. */
+static inline double rope_magnitude(const RopeScaling *s) { return s->kind == ROPE_YARN ? s->magnitude : 1; }
+
+/* YaRN's magnitude where a config does not give it. */
+static inline double rope_yarn_magnitude(double factor) { return factor <= 1 ? 1 : 0.1 * log(factor) + 1; }
+
+#endif
