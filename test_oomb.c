@@ -94,6 +94,7 @@ static floatX *random_floats(size_t n, double scale, Rng *r) {
 #include "dev/test/data.h"
 #include "dev/test/checkpoint.h"
 #include "dev/test/plan.h"
+#include "dev/test/hf.h"
 #include "dev/test/program.h"
 
 // ----------------------------------------------------------------------------------------------
@@ -151,6 +152,7 @@ static const Test tests[] = {
     {"checkpoint_order", test_checkpoint_order, 1},
     {"checkpoint_state", test_checkpoint_state, 1},
     {"checkpoint_faults", test_checkpoint_faults, 1},
+    {"hf_fixtures", test_hf_fixtures, 3},
     {"sample", test_sample, 3},
     {"sampler", test_sampler, 1},
     {"work", test_work, 3},

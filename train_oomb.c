@@ -1635,6 +1635,85 @@ static void checkpoint_load(const Model *m, const char *path) {
 }
 
 // ----------------------------------------------------------------------------------------------
+// models of other programs: Hugging Face directories, in and out (names and shapes are in oomb/hf_model.h)
+
+/* Parameters from the files of h; m and v become zero. windows: (max_threads(), hf_window_size()). */
+static void hf_load(Model *m, const HfModel *h, float *windows) {
+    const size_t room = hf_window_size(&m->config);
+    memset(m->params, 0, m->num_params * sizeof(floatX)); /* the padded rows of the vocabulary */
+    memset(m->m, 0, m->num_params * sizeof(floatX));
+    memset(m->v, 0, m->num_params * sizeof(floatX));
+    for (int i = 0; i < h->count; i++) {
+        const HfTensor *x = &h->tensors[i];
+        const uint64_t step = hf_window_rows(x), n = ceil_div(x->rows, step);
+#pragma omp parallel for if (n > 1)
+        for (uint64_t j = 0; j < n; j++) {
+            float *window = windows + thread_id() * room;
+            const uint64_t first = j * step, rows = x->rows - first < step ? x->rows - first : step;
+            if (x->copy) continue;
+            hf_read(h, x, first, rows, window);
+            for (int p = 0; p < x->parts; p++) {
+                floatX *w = tensor(m, m->params, (TensorId)x->id[p], x->layer);
+                for (uint64_t r = 0; r < rows; r++) {
+                    const HfRun run = hf_run(x, m->tensors, p, first + r);
+                    const float *from = window + r * x->cols + run.column;
+                    for (uint64_t k = 0; k < run.count; k++) w[run.offset + k * run.stride] = (floatX)from[k];
+                }
+            }
+        }
+        file_progress("loading", i, h->count);
+    }
+}
+
+/* The same the other way, into a file at path. windows: 2 of them. Returns 0 or an errno; ends the program when a weight
+   is too large for the dtype. */
+static int hf_save_weights(const Model *m, const HfModel *h, const char *path, HfSave save, float *windows) {
+    unsigned char *raw = (unsigned char *)(windows + hf_window_size(&m->config));
+    SafeWriter w = safe_create(path, (size_t)h->count + 1);
+    safe_metadata(&w, "format", "pt");
+    for (int i = 0; i < h->count; i++) {
+        const HfTensor *x = &h->tensors[i];
+        const SafeType type = hf_save_type(x, save);
+        const uint64_t shape[] = {x->rows, x->cols}, step = hf_window_rows(x);
+        uint64_t at = safe_add(&w, x->name, type, x->dims, x->dims == 1 ? &x->cols : shape);
+        for (uint64_t first = 0; first < x->rows; first += step) {
+            const uint64_t rows = x->rows - first < step ? x->rows - first : step;
+            for (int p = 0; p < x->parts; p++) {
+                const floatX *from = tensor(m, m->params, (TensorId)x->id[p], x->layer);
+                for (uint64_t r = 0; r < rows; r++) {
+                    const HfRun run = hf_run(x, m->tensors, p, first + r);
+                    float *to = windows + r * x->cols + run.column;
+                    for (uint64_t k = 0; k < run.count; k++) to[k] = (float)from[run.offset + k * run.stride];
+                }
+            }
+            const size_t n = (size_t)(rows * x->cols), bytes = n * (size_t)safe_types[type].bytes;
+            if (hf_encode(windows, n, type, raw) > 0)
+                die("%s: a weight of %s is too large for %s; give --save-dtype bf16 or f32", path, x->name,
+                    safe_types[type].name);
+            safe_write_at(&w, at, raw, bytes);
+            at += bytes;
+        }
+        file_progress("saving", i, h->count);
+    }
+    return safe_finish(&w);
+}
+
+/* DIR/model: config, weights, tokenizer. T: the longest sequence that the model was trained on. Returns 0 or an errno; then
+   DIR/model is as it was. */
+static int hf_save(const Model *m, const HfModel *h, const char *dir, int T, HfSave save, float *windows) {
+    char path[MAX_PATH_BYTES], file[MAX_PATH_BYTES];
+    ModelConfig config = m->config;
+    if (config.pos == POS_ROPE && config.max_T < T) config.max_T = T;
+    int error = hf_save_begin(path, dir);
+    if (error) return error;
+    path_join(file, path, "model.safetensors");
+    error = hf_save_weights(m, h, file, save, windows);
+    if (!error) error = hf_copy_companions(h, path);
+    if (!error) error = hf_save_config(h, path, &config, save);
+    return hf_save_commit(dir, error);
+}
+
+// ----------------------------------------------------------------------------------------------
 // main
 
 #ifndef TESTING
@@ -1707,19 +1786,24 @@ static void catch_signals(void) {
 }
 
 /* All memory of a run, in the order of the table. program: bytes of the process before. */
-static void run_alloc(Model *m, Batch *batch, Memory *mem, const Session *s, const TrainConfig *run, size_t program) {
+static void run_alloc(Model *m, Batch *batch, float **windows, Memory *mem, const Session *s, const TrainConfig *run,
+                      size_t program) {
+    const size_t files = model_is_directory(run) || *run->out ? max_size(2, (size_t)max_threads()) : 0;
     memory_note(mem, "program and libraries", "process", "", TIER_HOST, MEMORY_KEPT, program);
     model_alloc(m, mem, &s->config, run);
     batch_alloc(batch, mem, &s->config, run);
+    *windows = (float *)memory_alloc(mem, "windows into model files", "windows", "--threads", TIER_HOST, MEMORY_SCRATCH,
+                                     files * hf_window_size(&s->config), sizeof(float));
     memory_note(mem, "tokens and targets", "data", "", TIER_HOST, MEMORY_KEPT,
-                data_bytes_held(&s->train) + data_bytes_held(&s->val));
+                data_bytes_held(&s->train) + data_bytes_held(&s->val) + tokenizer_memory(&s->tokenizer));
 }
 
 /* The ledger of a run and its Model without memory: filled by the calls that will allocate. */
 static void plan_memory(Memory *mem, Model *m, const Session *s, const TrainConfig *run, size_t program) {
     Batch batch;
+    float *windows;
     mem->plan_only = 1;
-    run_alloc(m, &batch, mem, s, run, program);
+    run_alloc(m, &batch, &windows, mem, s, run, program);
     free(m->acts);
 }
 
@@ -1811,7 +1895,8 @@ typedef struct {
     Memory mem;
     Model m;
     Batch batch;
-    Dump dump; /* its path is "" until it has begun */
+    float *windows; /* for model files */
+    Dump dump;      /* its path is "" until it has begun */
 } Run;
 
 static void run_validation(Run *r) {
@@ -1857,6 +1942,28 @@ static void run_save(Run *r) {
     if (error) die("--out %s: cannot save step %d: %s", s->run.out, s->at.step, strerror(error));
     printf("saved %4d | %s/step-%08d, %s in %.1f s\n", s->at.step, s->run.out, s->at.step,
            text_bytes(checkpoint_bytes(&r->m)).text, (now_ms() - start) * 1e-3);
+}
+
+/* The model for other programs, as it is now. */
+static void run_save_model(Run *r) {
+    Session *s = &r->session;
+    const HfSave save = (HfSave)s->run.save_dtype;
+    const double start = now_ms();
+    const int error = hf_save(&r->m, &s->hf, s->run.out, s->run.T, save, r->windows);
+    if (error)
+        die("--out %s: cannot write %s/model: %s%s", s->run.out, s->run.out, strerror(error),
+            s->at.step ? "; the checkpoint is intact, --resume writes the model again" : "");
+    printf("model: %s/model, %s in %.1f s\n", s->run.out, text_bytes(hf_bytes(&s->hf, save)).text,
+           (now_ms() - start) * 1e-3);
+}
+
+/* The weights of --model DIR. */
+static void run_load(Run *r) {
+    const double start = now_ms();
+    session_report_weights(&r->session.hf);
+    fflush(stdout);
+    hf_load(&r->m, &r->session.hf, r->windows);
+    printf(", loaded in %.1f s\n", (now_ms() - start) * 1e-3);
 }
 
 /* A file for the intermediates of the coming step, under a temporary name until it is whole. */
@@ -1966,6 +2073,7 @@ int main(int argc, char **argv) {
     train_config_check(run, &s->config);
     choose_threads(run);
     options_print(run, stdout);
+    session_open_model(s);
     session_open_data(s);
     session_plan_sample(s);
     session_refuse_data_file(s, "--dump", run->dump);
@@ -1984,10 +2092,12 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (*run->out) session_open_out(s);
-    run_alloc(&r.m, &r.batch, &r.mem, s, run, program);
-    if (*run->out && checkpoint_space(run->out) < checkpoint_bytes(&r.m))
-        fprintf(stderr, "warning: --out %s: a checkpoint takes %s, but only %s are free\n", run->out,
-                text_bytes(checkpoint_bytes(&r.m)).text, text_bytes((double)checkpoint_space(run->out)).text);
+    run_alloc(&r.m, &r.batch, &r.windows, &r.mem, s, run, program);
+    const double saved =
+        *run->out ? (run->steps > 0) * checkpoint_bytes(&r.m) + hf_bytes(&s->hf, (HfSave)run->save_dtype) : 0;
+    if (*run->out && (double)checkpoint_space(run->out) < saved)
+        fprintf(stderr, "warning: --out %s: a checkpoint and the model take %s, but only %s are free\n", run->out,
+                text_bytes(saved).text, text_bytes((double)checkpoint_space(run->out)).text);
     const int nothing_to_do =
         s->resumed >= 0 && s->at.step >= run->steps; /* then look at the model, and leave the log alone */
     if (s->resumed >= 0) {
@@ -1995,6 +2105,8 @@ int main(int argc, char **argv) {
         checkpoint_load(&r.m, path);
         printf("resume: step %d of %d, from %s%s\n", s->at.step, run->steps, path,
                nothing_to_do ? "; a larger --steps would train on" : "");
+    } else if (model_is_directory(run)) {
+        run_load(&r);
     } else {
         model_init(&r.m, run->seed);
     }
@@ -2011,6 +2123,7 @@ int main(int argc, char **argv) {
     } else {
         report_end(&r, s->at.tokens - tokens, now_ms() - start);
     }
+    if (*run->out) run_save_model(&r);
     if (stopped)
         printf("stopped by signal %d after step %d; --out %s --resume goes on\n", stopped, s->at.step, run->out);
     session_close(s);

@@ -3,7 +3,7 @@
 #ifndef OOMB_ARGS_H
 #define OOMB_ARGS_H
 
-#include "config.h"
+#include "hf_config.h"
 
 #include <limits.h>
 
@@ -31,7 +31,8 @@ static inline int options_table(TrainConfig *c, Option *out) {
          "text read as bytes, or .bin token files; 'dir/*.bin' for many; or recall, the generated task"},
         {"val", 0, OPTION_TEXT, &c->val, 0, "FILES", RUN,
          "validation data; without it the last tenth of --data, if that holds a sequence"},
-        {"model", 0, OPTION_TEXT, &c->model, 1, "PRESET", RUN, "see below"},
+        {"model", 0, OPTION_TEXT, &c->model, 1, "MODEL", RUN,
+         "a preset (see below) with random weights, or the directory of a Hugging Face model"},
         {"seq-len", 'T', OPTION_COUNT, &c->T, 1, "N", POSITION, "tokens per sequence: the whole context"},
         {"batch", 'B', OPTION_COUNT, &c->B, 1, "N", RUN, "sequences side by side"},
         {"chunk", 0, OPTION_COUNT, &c->chunk_size, 1, "N", RUN, "tokens per chunk; N >= seq-len is one chunk"},
@@ -74,6 +75,11 @@ static inline int options_table(TrainConfig *c, Option *out) {
          "one JSON object per step, validation and sample; with --out it is DIR/log.jsonl"},
         {"dump", 0, OPTION_TEXT, &c->dump, 1, "FILE", THIS_TIME,
          "write every intermediate of the first step's first batch as safetensors; see dev/compare_dumps"},
+        {"rope-theta", 0, OPTION_REAL, &c->rope_theta, 0, "X", RUN, "base of RoPE's frequencies; 0: the model's own"},
+        {"rope-scaling", 0, OPTION_TEXT, &c->rope_scaling, 0, "KIND:N", RUN,
+         "stretch RoPE N-fold: yarn:4, linear:2, llama3:8, or none; yarn:4:32768 says from which context"},
+        {"save-dtype", 0, OPTION_CHOICE, &c->save_dtype, 0, "same|f32|bf16|f16", RUN,
+         "of the weights in DIR/model; same: as they came, f32 if they began here"},
         {"plan", 0, OPTION_FLAG, &c->plan, 0, "", THIS_TIME,
          "print memory, flops and bytes of such a run, and allocate and train nothing"},
     };
@@ -188,17 +194,52 @@ static inline void options_help(const Option *table, int n, FILE *out) {
         fprintf(out, "  %-12s %-40s T %d, batch %d, chunk %d\n", presets[i].name, presets[i].about, presets[i].T,
                 presets[i].B, presets[i].chunk_size);
     }
-    fprintf(out, "Without --model: recall for --data recall, tiny for files.\n");
+    fprintf(out, "Without --model: recall for --data recall, tiny for files. A directory has config.json and\n"
+                 "model.safetensors, of the type gpt2, llama, mistral, qwen2 or qwen3.\n");
 }
+
+/* The model of a Hugging Face directory, with defaults that suit its training further. */
+static inline Preset hf_preset(const char *dir) {
+    char path[MAX_PATH_BYTES];
+    size_t bytes;
+    HfType type;
+    Preset p = {dir, "", presets[0].model, 4096, 1, 512, 64, 100, 10, 1e-5, 0.1};
+    if (snprintf(path, sizeof path, "%s/config.json", dir) >= (int)sizeof path)
+        die("--model %s: the path is too long", dir);
+    char *text = hf_config_read(path, &bytes);
+    p.model = hf_config_parse(path, text, bytes, &type, 0);
+    free(text);
+    if (p.model.max_T && p.T > p.model.max_T) p.T = p.model.max_T;
+    if (p.model.window && p.T > p.model.window) p.T = p.model.window;
+    return p;
+}
+
+/* What --model names. */
+static inline Preset model_preset(const char *name) {
+    struct stat st;
+    const Preset *preset = preset_find(name);
+    if (preset) return *preset;
+    if (stat(name, &st) == 0 && S_ISDIR(st.st_mode)) return hf_preset(name);
+    char names[256] = "";
+    for (int i = 0; i < NUM_PRESETS; i++) {
+        strncat(names, i ? ", " : "", sizeof names - strlen(names) - 1);
+        strncat(names, presets[i].name, sizeof names - strlen(names) - 1);
+    }
+    die("--model %s: neither a directory nor a preset; presets are %s", name, names);
+}
+
+/* Whether --model is the directory of a trained model. */
+static inline int model_is_directory(const TrainConfig *c) { return preset_find(c->model) == NULL; }
 
 /* Reads the command line. Two sweeps: --data and --model choose the preset, whose values are the
    defaults of everything else. Returns the model; ends the program on --help and on bad input. */
 static inline ModelConfig options_read(int argc, char **argv, TrainConfig *c) {
     Option table[MAX_OPTIONS];
-    const Preset *preset = &presets[0];
+    Preset preset = presets[0];
     int help = 0;
     for (int sweep = 0; sweep < 2; sweep++) {
-        *c = train_config(preset);
+        *c = train_config(&preset);
+        if (model_is_directory(c)) c->data = "";
         int n = options_table(c, table);
         const char *value, *model = NULL;
         for (int i = 1; i < argc; i++) {
@@ -211,15 +252,19 @@ static inline ModelConfig options_read(int argc, char **argv, TrainConfig *c) {
             if (o->value == &c->model) model = value;
         }
         if (!model) model = strcmp(c->data, "recall") == 0 ? "recall" : "tiny";
-        preset = preset_find(model);
+        preset = model_preset(model);
         if (sweep == 1 && help) {
-            *c = train_config(preset);
+            *c = train_config(&preset);
+            if (model_is_directory(c)) c->data = "";
             options_help(table, n, stdout);
             check_stdout();
             exit(0);
         }
     }
-    return model_config(preset);
+    ModelConfig m = model_config(&preset);
+    if (c->rope_theta != 0) m.rope_theta = c->rope_theta;
+    if (*c->rope_scaling) rope_set_scaling(&m, c->rope_scaling);
+    return m;
 }
 
 /* The configuration of the run, four options to a line. */

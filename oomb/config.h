@@ -90,6 +90,8 @@ static inline double config_get(const ModelConfig *m, int field) {
 
 enum {
     MAX_THREADS = 1024,
+    MAX_WIDTH = 1 << 20, /* channels, MLP width, heads x head size: no product of sizes may overflow */
+    MAX_LAYERS = 1 << 12,
     MAX_OPTIONS = 48, /* of a run, on the command line and in a checkpoint */
     MAX_VALUE = 4096, /* bytes of an option's value with its end; longer ones are refused */
 };
@@ -111,6 +113,9 @@ typedef struct {
     int sample_every, sample_len, top_k;
     double temperature;
     int plan;
+    double rope_theta;        /* 0: the model's own */
+    const char *rope_scaling; /* "" the model's own; see rope_set_scaling() */
+    int save_dtype;           /* HfSave */
 } TrainConfig;
 
 typedef struct {
@@ -209,16 +214,12 @@ static const Preset presets[] = {
 };
 enum { NUM_PRESETS = sizeof presets / sizeof presets[0] };
 
+/* NULL if there is none of that name. */
 static inline const Preset *preset_find(const char *name) {
     for (int i = 0; i < NUM_PRESETS; i++) {
         if (strcmp(presets[i].name, name) == 0) return &presets[i];
     }
-    char names[256] = "";
-    for (int i = 0; i < NUM_PRESETS; i++) {
-        strncat(names, i ? ", " : "", sizeof names - strlen(names) - 1);
-        strncat(names, presets[i].name, sizeof names - strlen(names) - 1);
-    }
-    die("--model %s: no such preset; one of: %s", name, names);
+    return NULL;
 }
 
 static inline ModelConfig model_config(const Preset *preset) {
@@ -259,6 +260,9 @@ static inline TrainConfig train_config(const Preset *preset) {
     c.top_k = 0;
     c.temperature = 1.0;
     c.plan = 0;
+    c.rope_theta = 0;
+    c.rope_scaling = "";
+    c.save_dtype = 0;
     return c;
 }
 
@@ -268,6 +272,9 @@ static inline void model_config_check(const ModelConfig *m) {
         die("model: V %d, L %d, C %d, NH %d, NKV %d, HD %d, F %d: all must be at least 1", m->V, m->L, m->C, m->NH,
             m->NKV, m->HD, m->F);
     }
+    if ((int64_t)m->NH * m->HD > MAX_WIDTH || m->C > MAX_WIDTH || m->F > MAX_WIDTH || m->L > MAX_LAYERS)
+        die("model: L %d, C %d, NH %d, HD %d, F %d: a width may be %d at most, and there may be %d layers", m->L, m->C,
+            m->NH, m->HD, m->F, MAX_WIDTH, MAX_LAYERS);
     if (m->NH % m->NKV) die("model: %d query heads cannot share %d key/value heads evenly", m->NH, m->NKV);
     if (m->pos == POS_ROPE && m->HD % 2) die("model: RoPE turns pairs of channels; head size %d is odd", m->HD);
     if (m->pos == POS_ROPE && !(m->rope_theta > 1)) die("model: rope_theta %g; must be over 1", m->rope_theta);
@@ -292,6 +299,8 @@ static inline void train_config_check(const TrainConfig *c, const ModelConfig *m
             "llama-15m) for longer sequences",
             c->T, c->model, m->max_T, m->max_T);
     }
+    if (m->pos == POS_LEARNED && (*c->rope_scaling || c->rope_theta != 0))
+        die("--rope-%s: %s has learned positions, no RoPE", *c->rope_scaling ? "scaling" : "theta", c->model);
     if (m->window && c->T > m->window)
         die("--seq-len %d: %s lets attention look back %d tokens only (sliding_window in its config.json), which this "
             "program cannot; use --seq-len %d, or set sliding_window to null there to train it with full attention",
@@ -305,6 +314,8 @@ static inline void train_config_check(const TrainConfig *c, const ModelConfig *m
         die("--val-seqs 0: means never to validate, but --val or --val-every was given; leave one of them out");
     if (round_up((size_t)c->T, (size_t)c->P) > INT32_MAX)
         die("--seq-len %d: in whole pages of %d that is more than %d tokens", c->T, c->P, INT32_MAX);
+    if ((double)c->B * c->T * c->grad_accum * m->L * MAX_WIDTH > 0x1p60)
+        die("--seq-len %d: with --batch %d that is more than any machine could hold", c->T, c->B);
     size_t pages = ceil_div((size_t)c->T, (size_t)c->P) * (size_t)c->B * (size_t)m->L;
     if (pages > INT32_MAX)
         die("--page %d: %zu pages are more than the table can number; use a larger --page", c->P, pages);
@@ -323,6 +334,7 @@ static inline void train_config_check(const TrainConfig *c, const ModelConfig *m
     if (!(c->temperature >= 0)) die("--temperature %g: must be 0 (always the likeliest token) or more", c->temperature);
     if (c->temperature != 1 && !samples)
         die("--temperature %g: nothing asks for a sample; give --prompt or --sample-every", c->temperature);
+    if (c->save_dtype && !*c->out) die("--save-dtype: where to? Give --out DIR");
     if (*c->dump && c->steps == 0) die("--dump %s: there is no step to write down with --steps 0", c->dump);
     if (!(c->clip >= 0)) die("--clip %g: must be 0 (no clipping) or more", c->clip);
 }

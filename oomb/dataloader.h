@@ -21,12 +21,17 @@ typedef enum { DATA_BYTES, DATA_TOKENS, DATA_RECALL } DataKind;
 
 enum { TARGET_MASKED = -100 }; /* a target that is not scored */
 
+/* A token of the stream: an id; TARGET_MASKED; or another number below 0, an id with its top bit set: seen, not scored. */
+static inline int token_input(int x) { return x >= 0 ? x : x == TARGET_MASKED ? 0 : x & INT32_MAX; }
+static inline int token_target(int x) { return x >= 0 ? x : TARGET_MASKED; }
+
 /* Text: tokens 0..255 are bytes; 256 stands before the first byte of each file, so that every
    byte of it can be predicted. A file of n bytes is n + 1 tokens. */
 enum { BYTES_START = 256, BYTES_V = 257 };
 
 /* Token files, as llm.c writes them: 256 words of 32 bits (magic, version, number of tokens, zeros), then ids of 16 or
-   32 bits. In those of 32, an id of -100 or -1 is a masked target; as an input it is read as token 0. */
+   32 bits. In those of 32, the top bit says that the token is seen and not scored: a prompt that is to be read and not to be
+   learned. An id of -100 or -1 is not scored either and is no token; as an input it is read as token 0. */
 enum { TOKENS_HEADER = 256 * 4, TOKENS_BLOCK = 1 << 14 };
 static const struct {
     uint32_t magic, version;
@@ -60,7 +65,7 @@ typedef struct {
     DataKind kind; /* DATA_BYTES or DATA_TOKENS */
     Shard *shards; /* (num_shards) */
     int num_shards;
-    uint64_t count, masked; /* tokens of the stream; how many of them are masked targets (set by files_check) */
+    uint64_t count, masked; /* tokens of the stream; how many of them are not scored (set by files_check) */
     int V;                  /* ids are below it */
     int open;               /* the shard that `file` reads, -1: none. One at a time: there may be thousands */
     FILE *file;
@@ -177,23 +182,24 @@ static inline void shard_read(TokenFiles *f, int shard, uint64_t at, size_t n) {
              n * (size_t)s->width);
 }
 
-/* Token i of f->block: its id, or TARGET_MASKED. Ids from 2^31 on are no ids: they come back as V or more. */
+/* Token i of f->block as a token of the stream; what is no id below V comes back as INT32_MAX. */
 static inline int block_token(const TokenFiles *f, int width, size_t i) {
     uint16_t id16;
     uint32_t id32;
     if (width == 1) return f->block[i];
     if (width == 2) {
         memcpy(&id16, f->block + 2 * i, 2);
-        return id16;
+        return id16 < f->V ? id16 : INT32_MAX;
     }
     memcpy(&id32, f->block + 4 * i, 4);
     if (id32 == (uint32_t)-100 || id32 == (uint32_t)-1) return TARGET_MASKED;
-    return id32 > INT32_MAX ? INT32_MAX : (int)id32;
+    return (id32 & INT32_MAX) < (uint32_t)f->V ? (int)id32 : INT32_MAX;
 }
 
 __attribute__((noreturn)) static inline void token_refused(const TokenFiles *f, const Shard *s, uint64_t at, size_t i) {
     uint32_t id = 0;
     memcpy(&id, f->block + (size_t)s->width * i, (size_t)s->width);
+    id &= INT32_MAX;
     die("%s: token %" PRIu64 " (byte %" PRIu64 ") has the id %" PRIu32
         ", but the vocabulary of the model ends at %d; is it the --model that the file was made for?",
         s->path, at + i, TOKENS_HEADER + (at + i) * (uint64_t)s->width, id, f->V - 1);
@@ -209,8 +215,8 @@ static inline int block_check(TokenFiles *f, int width, size_t n) {
     for (size_t i = 0; width == 2 && i < n; i++) bad |= id16[i] >= V;
     for (size_t i = 0; width == 4 && i < n; i++) {
         const uint32_t mask = (id32[i] == (uint32_t)-1) | (id32[i] == (uint32_t)-100);
-        masked += mask;
-        bad |= (id32[i] >= V) & ~mask;
+        masked += id32[i] >> 31;
+        bad |= ((id32[i] & INT32_MAX) >= V) & ~mask;
     }
     f->masked += masked;
     return bad & 1;
@@ -230,7 +236,7 @@ static inline void files_check(TokenFiles *f, int V) {
             shard_read(f, k, at, n);
             const int bad = block_check(f, s->width, n);
             for (size_t i = 0; bad && i < n; i++) {
-                if (block_token(f, s->width, i) >= V) token_refused(f, s, at, i);
+                if (block_token(f, s->width, i) == INT32_MAX) token_refused(f, s, at, i);
             }
             if (isatty(2) && now_ms() - shown > 1000) {
                 shown = now_ms();
@@ -259,7 +265,7 @@ static inline uint64_t files_hash(TokenFiles *f) {
     return hash;
 }
 
-/* out (n) = tokens from .. from + n - 1 of the stream, TARGET_MASKED where the id says so. */
+/* out (n) = tokens from .. from + n - 1 of the stream. */
 static inline void files_read(TokenFiles *f, uint64_t from, size_t n, int *out) {
     int low = 0; /* the shard that holds `from`: the last that begins at or before it */
     for (int high = f->num_shards; high - low > 1;) {
@@ -280,7 +286,7 @@ static inline void files_read(TokenFiles *f, uint64_t from, size_t n, int *out) 
             shard_read(f, k, at, m);
             for (size_t i = 0; i < m; i++) {
                 out[i] = block_token(f, s->width, i);
-                if (out[i] >= f->V) token_refused(f, s, at, i); /* changed since it was checked */
+                if (out[i] == INT32_MAX) token_refused(f, s, at, i); /* changed since it was checked */
             }
             out += m, from += m, at += m, n -= m;
         }
@@ -397,8 +403,8 @@ static inline void data_sample(Data *d, uint64_t number, int *inputs, int *targe
     }
     files_read(d->files, d->first + i * (uint64_t)d->T, (size_t)d->T + 1, d->window);
     for (int t = 0; t < d->T; t++) {
-        inputs[t] = d->window[t] == TARGET_MASKED ? 0 : d->window[t];
-        targets[t] = d->window[t + 1];
+        inputs[t] = token_input(d->window[t]);
+        targets[t] = token_target(d->window[t + 1]);
     }
 }
 

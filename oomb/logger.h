@@ -121,6 +121,15 @@ static inline void progress_update(Progress *p, double work, const char *pass, i
     p->shown = 1;
 }
 
+/* How far the reading or writing of a file is, on a terminal: piece i of n is done. */
+static inline void file_progress(const char *verb, int i, int n) {
+    static double shown;
+    if (!isatty(2) || (now_ms() - shown < 1000 && i + 1 < n)) return;
+    if (i + 1 < n) fprintf(stderr, "\r  %s: %.0f %%   ", verb, 100.0 * (i + 1) / n);
+    else fprintf(stderr, "\r%*s\r", 40, "");
+    shown = now_ms();
+}
+
 static inline void progress_end(Progress *p) {
     if (p->shown) fprintf(stderr, "\r%*s\r", 72, "");
     p->shown = 0;

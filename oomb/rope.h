@@ -40,4 +40,43 @@ static inline double rope_magnitude(const RopeScaling *s) { return s->kind == RO
 /* YaRN's magnitude where a config does not give it. */
 static inline double rope_yarn_magnitude(double factor) { return factor <= 1 ? 1 : 0.1 * log(factor) + 1; }
 
+/* "yarn:4", "yarn:4:32768", "linear:2", "llama3:8", "none": the scaling of model m from now on. What is stretched is the
+   context before any scaling: the one given, or the one that the model says. */
+static inline void rope_set_scaling(ModelConfig *m, const char *text) {
+    const size_t n = strcspn(text, ":");
+    int kind = 0;
+    while (kind <= ROPE_YARN && (strlen(rope_kinds[kind]) != n || strncmp(rope_kinds[kind], text, n) != 0)) kind++;
+    if (kind > ROPE_YARN || (kind == ROPE_NONE && text[n]))
+        die("--rope-scaling %s: must be none, or linear, llama3 or yarn with a factor, like yarn:4", text);
+    RopeScaling s = {(RopeKind)kind, m->rope.original ? m->rope.original : m->max_T, 0, 0, 0, 0, 0};
+    m->rope = s;
+    if (kind == ROPE_NONE) {
+        m->rope.original = 0;
+        return;
+    }
+    char *end = (char *)text + n;
+    if (text[n]) s.factor = strtod(text + n + 1, &end);
+    const int factor = end != text + n + 1 && s.factor >= 1 && s.factor <= 0x1p20;
+    long original = s.original;
+    if (factor && *end == ':') {
+        const char *from = end + 1;
+        original = strtol(from, &end, 10);
+        if (end == from || original < 1 || original > INT32_MAX) original = 0, end = (char *)from;
+    }
+    if (!factor || *end)
+        die("--rope-scaling %s: must be a kind, a factor of 1 or more, and if need be the context before: yarn:4:32768",
+            text);
+    if (original == 0)
+        die("--rope-scaling %s: the model does not say for what context it is made; add it, like %.*s:%g:4096", text,
+            (int)n, text, s.factor);
+    s.original = (int)original;
+    s.low = 1;
+    s.high = kind == ROPE_YARN ? 32 : 4;
+    s.magnitude = kind == ROPE_YARN ? rope_yarn_magnitude(s.factor) : 0;
+    s.truncate = kind == ROPE_YARN;
+    m->max_T = (int)fmin(s.original * s.factor, INT32_MAX);
+    if (kind == ROPE_LINEAR) s.original = 0, s.low = s.high = 0;
+    m->rope = s;
+}
+
 #endif

@@ -16,6 +16,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <sys/mman.h>
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the files that are read and written are little endian");
 
@@ -222,19 +223,66 @@ static inline void safe_read(const SafeFile *f, const SafeTensor *t, void *dst) 
     xread_at(f->file, f->path, f->data + t->begin, dst, (size_t)(t->end - t->begin));
 }
 
-/* bfloat16 and IEEE half to double: exact. */
-static inline double safe_bf16(uint16_t x) {
-    const uint32_t bits = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &bits, 4);
-    return (double)f;
+/* Bytes from .. from + bytes - 1 of a tensor, mapped: they are read when they are looked at, and are not this
+   process's memory for longer than the map is there. */
+typedef struct {
+    void *base;
+    size_t length;
+    const unsigned char *data;
+} SafeMap;
+
+static inline SafeMap safe_map(const SafeFile *f, const SafeTensor *t, uint64_t from, size_t bytes) {
+    SafeMap m;
+    struct stat st;
+    const uint64_t at = f->data + t->begin + from, page = (uint64_t)sysconf(_SC_PAGESIZE), skip = at % page;
+    if (fstat(fileno(f->file), &st) != 0 || (uint64_t)st.st_size < at + bytes)
+        die("%s: tensor %s is no longer all there; was the file cut while in use?", f->path, t->name);
+    m.length = (size_t)skip + bytes;
+    m.base = mmap(NULL, m.length, PROT_READ, MAP_PRIVATE, fileno(f->file), (off_t)(at - skip));
+    if (m.base == MAP_FAILED) die("%s: cannot map %zu bytes: %s", f->path, bytes, strerror(errno));
+    m.data = (const unsigned char *)m.base + skip;
+    return m;
 }
 
-static inline double safe_f16(uint16_t x) {
-    const int exponent = x >> 10 & 31, fraction = x & 1023;
-    const double sign = x >> 15 ? -1 : 1;
-    if (exponent == 31) return fraction ? NAN : sign * INFINITY;
-    return sign * (exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24));
+static inline void safe_unmap(SafeMap *m) {
+    munmap(m->base, m->length);
+    m->base = NULL;
+}
+
+static inline float float_of_bits(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+static inline uint32_t bits_of_float(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    return bits;
+}
+
+/* bfloat16 and IEEE half to float: exact. */
+static inline float safe_bf16(uint16_t x) { return float_of_bits((uint32_t)x << 16); }
+
+static inline float safe_f16(uint16_t x) {
+    const uint32_t sign = (uint32_t)(x & 0x8000) << 16, exponent = x >> 10 & 31, fraction = x & 1023;
+    if (exponent == 31) return float_of_bits(sign | 0x7F800000u | fraction << 13); /* infinity, NaN */
+    if (exponent == 0) return (float)fraction * (sign ? -0x1p-24f : 0x1p-24f);
+    return float_of_bits(sign | (exponent + 112) << 23 | fraction << 13);
+}
+
+/* The reverse, rounded to the nearest, ties to even; what is too large becomes infinity. x is finite. */
+static inline uint16_t safe_to_bf16(float x) {
+    const uint32_t bits = bits_of_float(x);
+    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+static inline uint16_t safe_to_f16(float x) {
+    const uint32_t bits = bits_of_float(x) & 0x7FFFFFFF;
+    const uint16_t sign = (uint16_t)(bits_of_float(x) >> 16 & 0x8000);
+    if (bits >= 0x477FF000) return sign | 0x7C00; /* from 65520 on */
+    if (bits < 0x38800000) return (uint16_t)(sign | (uint16_t)rint((double)float_of_bits(bits) * 0x1p24));
+    return (uint16_t)(sign | (((bits + 0xFFF + (bits >> 13 & 1)) >> 13) - (112 << 10)));
 }
 
 /* out (count) = elements first .. first + count - 1, as doubles. */
@@ -256,8 +304,8 @@ static inline void safe_read_doubles(const SafeFile *f, const SafeTensor *t, uin
         memcpy(&x, raw, size);
         if (t->type == SAFE_F64) out[i] = x.f64;
         else if (t->type == SAFE_F32) out[i] = (double)x.f32;
-        else if (t->type == SAFE_BF16) out[i] = safe_bf16(x.u16);
-        else if (t->type == SAFE_F16) out[i] = safe_f16(x.u16);
+        else if (t->type == SAFE_BF16) out[i] = (double)safe_bf16(x.u16);
+        else if (t->type == SAFE_F16) out[i] = (double)safe_f16(x.u16);
         else if (t->type == SAFE_I64) out[i] = (double)x.i64;
         else if (t->type == SAFE_I32) out[i] = (double)x.i32;
         else if (t->type == SAFE_U32) out[i] = (double)x.u32;
@@ -296,6 +344,16 @@ static inline SafeWriter safe_create(const char *path, size_t max_tensors) {
     w.fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (w.fd < 0) w.error = errno;
     return w;
+}
+
+/* A string that goes with the file, in the room of a tensor; before the first of them. transformers wants to read
+   "format": "pt". */
+static inline void safe_metadata(SafeWriter *w, const char *key, const char *value) {
+    assert(w->length == 1);
+    const int n = snprintf(w->header + 1, SAFE_ENTRY, "\"__metadata__\":{\"%s\":\"%s\"}", key, value);
+    assert(n < SAFE_ENTRY && w->room >= SAFE_ENTRY);
+    w->header[1 + n] = ' '; /* where snprintf ended it */
+    w->length += (size_t)n;
 }
 
 /* Reserves the place of a tensor; returns the offset in the file where its data go. */

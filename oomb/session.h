@@ -7,16 +7,20 @@
 #include "args.h"
 #include "checkpoint.h"
 #include "dataloader.h"
+#include "hf_model.h"
 #include "logger.h"
 #include "sampler.h"
 #include "tensors.h"
+#include "tokenizer.h"
 
 typedef struct {
     TrainConfig run;
     ModelConfig config;
+    HfModel hf; /* of --model DIR, or what DIR/model will be; nothing with --plan, which needs no weights */
     TokenFiles train_files, val_files;
     Data train, val;
     int val_sequences;        /* 0: no validation */
+    Tokenizer tokenizer;      /* of --model DIR, for samples */
     int prompt, sample_total; /* tokens of the prompt, and with the sample; 0: no samples */
     Logger log;
     RunState at;
@@ -107,11 +111,45 @@ static inline void session_options(Session *s, int argc, char **argv) {
     s->at = s->saved.run;
 }
 
+/* The directory of --model: everything about it is checked before anything is allocated. */
+static inline void session_open_model(Session *s) {
+    const TrainConfig *run = &s->run;
+    const ModelConfig *m = &s->config;
+    if (model_is_directory(run)) {
+        char path[MAX_PATH_BYTES];
+        size_t bytes;
+        HfType type;
+        path_join(path, run->model, "config.json");
+        char *text = hf_config_read(path, &bytes);
+        hf_config_parse(path, text, bytes, &type, 1);
+        free(text);
+    }
+    if (m->pos == POS_ROPE && m->max_T && run->T > m->max_T)
+        fprintf(
+            stderr,
+            "warning: --seq-len %d: the model is made for %d tokens, positions beyond are new to it; --rope-scaling "
+            "yarn:%d would stretch its range\n",
+            run->T, m->max_T, (int)ceil_div((size_t)run->T, (size_t)(m->rope.original ? m->rope.original : m->max_T)));
+    if (run->plan) return;
+    s->hf = model_is_directory(run) ? hf_open(run->model, m) : hf_new(m);
+}
+
+/* "BF16", or "BF16 and F32" */
+static inline void session_report_weights(const HfModel *h) {
+    size_t of[SAFE_NUM_TYPES] = {0};
+    const char *between = "";
+    printf("weights: %s, %d tensors in %d file%s, ", h->dir, h->count, h->num_files, h->num_files > 1 ? "s" : "");
+    for (int i = 0; i < h->count; i++) of[h->tensors[i].type]++;
+    for (int t = 0; t < SAFE_NUM_TYPES; t++) {
+        if (of[t]) printf("%s%s", between, safe_types[t].name), between = " and ";
+    }
+}
+
 static inline void session_report_files(const TokenFiles *f, const char *name, int checked) {
     printf("%s", name);
     if (f->num_shards > 1) printf(", %d files", f->num_shards);
     printf(", %" PRIu64 " tokens", f->count);
-    if (f->kind == DATA_TOKENS && checked) printf(", %" PRIu64 " of them masked targets", f->masked);
+    if (f->kind == DATA_TOKENS && checked) printf(", %" PRIu64 " of them not scored", f->masked);
 }
 
 /* --data and --val from files; without --val the last tenth of the data is held out. */
@@ -120,6 +158,11 @@ static inline void session_open_files(Session *s) {
     const uint64_t T = (uint64_t)run->T, need = (uint64_t)run->B * T + 1;
     s->train_files = files_open("--data", run->data);
     const uint64_t tokens = s->train_files.count;
+    if (s->train_files.kind == DATA_BYTES && *s->hf.dir && hf_has_tokenizer(&s->hf))
+        die("--data %s: is text, but %s has a tokenizer of its own; make token files: dev/data/prepare.py --model %s "
+            "--out "
+            "NAME %s",
+            run->data, run->model, run->model, run->data);
     uint64_t held = *run->val || run->val_seqs == 0 ? 0 : tokens / 10;
     if (held < T + 1 || tokens - held < need) held = 0; /* too short to be worth a sequence */
     if (tokens - held < need)
@@ -136,8 +179,7 @@ static inline void session_open_files(Session *s) {
         s->val = data_open_files(&s->val_files, run->T, 0, s->val_files.count, 0, 0);
     }
     if (!run->plan) files_check(&s->train_files, s->config.V);
-    if (s->train_files.masked == tokens)
-        die("--data %s: every token is a masked target: there is nothing to train on", run->data);
+    if (s->train_files.masked == tokens) die("--data %s: no token is scored: there is nothing to train on", run->data);
     s->train = data_open_files(&s->train_files, run->T, 0, tokens - held, 1, (uint64_t)run->seed);
     if (held) s->val = data_open_files(&s->train_files, run->T, tokens - held, held, 0, 0);
     printf("data: ");
@@ -159,6 +201,14 @@ static inline void session_open_files(Session *s) {
 /* Opens what there is to train on and says what it is. */
 static inline void session_open_data(Session *s) {
     const TrainConfig *run = &s->run;
+    if (!*run->data) {
+        if (run->steps > 0 && !run->plan)
+            die("--data: what should %s be trained on? Give --data FILES (dev/data/prepare.py makes them), or --steps "
+                "0",
+                run->model);
+        s->train.kind = DATA_TOKENS;
+        return;
+    }
     if (strcmp(run->data, "recall") != 0) {
         if (run->recall_distance) die("--recall-distance %d: only --data recall has distances", run->recall_distance);
         session_open_files(s);
@@ -211,8 +261,9 @@ static inline int session_prompt(const Session *s, int *out) {
         if (!*text) break;
         const long id = strtol(text, &end, 10);
         if (end == text || id < 0 || id >= s->config.V)
-            die("--prompt %s: the data are token ids, so the prompt is a list of them, like '15 3 7', each below %d",
-                s->run.prompt, s->config.V);
+            die("--prompt %s: the data are token ids, so the prompt is a list of them, like '15 3 7', each below %d%s",
+                s->run.prompt, s->config.V,
+                model_is_directory(&s->run) ? "; dev/data/prepare.py --ids TEXT makes one" : "");
         if (out) out[n] = (int)id;
         text = end;
         n++;
@@ -224,6 +275,7 @@ static inline int session_prompt(const Session *s, int *out) {
 static inline void session_plan_sample(Session *s) {
     const TrainConfig *run = &s->run;
     if (!*run->prompt && !run->sample_every) return;
+    if (model_is_directory(run)) s->tokenizer = tokenizer_open(run->model);
     const int n = session_prompt(s, NULL);
     if (n >= run->T)
         die("--prompt: %d tokens leave no room for a sample in --seq-len %d; give a shorter prompt", n, run->T);
@@ -258,6 +310,9 @@ static inline void session_report_model(const ModelConfig *c, const TrainConfig 
     printf("model: %s, %.2fM parameters; %d layers, %d channels, %d heads of %d (%d for keys and values), MLP %d, "
            "vocabulary %d\n",
            run->model, (double)params * 1e-6, c->L, c->C, c->NH, c->HD, c->NKV, c->F, c->V);
+    if (c->rope.kind != ROPE_NONE)
+        printf("RoPE: theta %g, %s scaling by %g, for a context of %d\n", c->rope_theta, rope_kinds[c->rope.kind],
+               c->rope.factor, c->max_T);
     printf("sequence: %d x %d tokens in %d chunk%s of %d; pages of %d tokens; %d thread%s\n\n", run->B, run->T, N,
            N > 1 ? "s" : "", chunk_size, run->P, threads, threads > 1 ? "s" : "");
 }
@@ -271,7 +326,8 @@ static inline void session_open_out(Session *s) {
             s->run.out, latest);
 }
 
-/* A sample of s->sample_total tokens, the prompt's first: as text if the data are text, else as ids. */
+/* A sample of s->sample_total tokens, the prompt's first: as text if the data are text or the model has a vocabulary, else
+   as ids. */
 static inline void session_report_sample(Session *s, const int *tokens) {
     printf("sample %3d | ", s->at.step);
     if (s->train.kind == DATA_BYTES) {
@@ -281,6 +337,12 @@ static inline void session_report_sample(Session *s, const int *tokens) {
             if (tokens[i] < BYTES_START) text[n++] = (unsigned char)tokens[i];
         }
         print_text(stdout, text, n);
+        free(text);
+    } else if (s->tokenizer.kind != TOKENS_UNKNOWN) {
+        const size_t n = tokenizer_decode(&s->tokenizer, tokens, s->sample_total, NULL);
+        unsigned char *text = (unsigned char *)xcalloc(n + 1, 1);
+        tokenizer_decode(&s->tokenizer, tokens, s->sample_total, text);
+        print_text(stdout, text, (int)n);
         free(text);
     } else {
         for (int i = 0; i < s->sample_total; i++) printf(i == s->prompt ? " | %d" : " %d", tokens[i]);
@@ -299,6 +361,8 @@ static inline void session_close(Session *s) {
     files_close(&s->train_files);
     files_close(&s->val_files);
     state_free(&s->saved);
+    hf_close(&s->hf);
+    tokenizer_close(&s->tokenizer);
 }
 
 #endif

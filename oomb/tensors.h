@@ -81,7 +81,7 @@ static inline void tensors_describe(const ModelConfig *m, TensorInfo *t) {
         {"bdown", "transformer.h.%d.mlp.c_proj.bias", "model.layers.%d.mlp.down_proj.bias", 1, mlp_bias, C, 0, 0, 0},
         {"lnfw", "transformer.ln_f.weight", "model.norm.weight", 0, 1, C, 0, 1, 0},
         {"lnfb", "transformer.ln_f.bias", "", 0, ln, C, 0, 0, 0},
-        {"whead", "", "lm_head.weight", 0, m->tied ? 0 : Vp, C, 1, 0, std},
+        {"whead", "lm_head.weight", "lm_head.weight", 0, m->tied ? 0 : Vp, C, 1, 0, std},
     };
     memcpy(t, table, sizeof table);
 }

@@ -112,7 +112,7 @@ static void test_data_bytes(void) {
 static void test_data_shards(void) {
     const size_t counts[] = {1, 700, 2, 1, 333};
     uint32_t ids[1037];
-    int want[1037], out[1037];
+    int seen_id[1037], scored_id[1037], out[1037];
     Rng r = rng_stream(21, 0, 0);
     uint64_t masked = 0;
     for (size_t k = 0, at = 0; k < 5; at += counts[k++]) {
@@ -120,9 +120,13 @@ static void test_data_shards(void) {
         const int wide = k % 2;
         for (size_t i = at; i < at + counts[k]; i++) {
             ids[i] = (uint32_t)rng_below(&r, 50000);
-            if (wide && rng_below(&r, 4) == 0) ids[i] = rng_below(&r, 2) ? (uint32_t)-1 : (uint32_t)-100;
-            want[i] = ids[i] > 50000 ? TARGET_MASKED : (int)ids[i];
-            masked += want[i] == TARGET_MASKED;
+            seen_id[i] = scored_id[i] = (int)ids[i];
+            const int kind = wide ? (int)rng_below(&r, 8) : 7;
+            if (kind > 2) continue;
+            if (kind < 2) ids[i] = kind ? (uint32_t)-1 : (uint32_t)-100, seen_id[i] = 0; /* no token */
+            else ids[i] |= 0x80000000u;                                                  /* seen, not scored */
+            scored_id[i] = TARGET_MASKED;
+            masked++;
         }
         snprintf(name, sizeof name, "part_%zu.bin", k);
         write_tokens(name, wide ? 20240801 : 20240520, wide ? 7 : 1, (uint32_t)counts[k], wide ? 4 : 2, ids + at,
@@ -136,17 +140,20 @@ static void test_data_shards(void) {
     for (int trial = 0; trial < 3000; trial++) {
         const size_t from = rng_below(&r, 1037), n = 1 + rng_below(&r, 1037 - from);
         files_read(&f, from, n, out);
-        check(memcmp(out, want + from, n * sizeof(int)) == 0, "tokens %zu .. %zu are wrong", from, from + n - 1);
+        size_t right = 0;
+        for (size_t i = 0; i < n; i++)
+            right += token_input(out[i]) == seen_id[from + i] && token_target(out[i]) == scored_id[from + i];
+        check(right == n, "tokens %zu .. %zu: %zu are right", from, from + n - 1, right);
     }
     Data d = data_open_files(&f, 100, 0, f.count, 1, 1);
     int in[100], target[100], seen = 0;
     for (uint64_t i = 0; i < d.samples; i++) {
         data_sample(&d, i, in, target, NULL);
         const int at = (int)d.order[i] * 100;
-        for (int t = 0; t < 100; t++)
-            seen += in[t] == (want[at + t] == TARGET_MASKED ? 0 : want[at + t]) && target[t] == want[at + t + 1];
+        for (int t = 0; t < 100; t++) seen += in[t] == seen_id[at + t] && target[t] == scored_id[at + t + 1];
     }
-    check(d.samples == 10 && seen == 1000, "a masked id is no target, and token 0 as an input: %d of 1000", seen);
+    check(d.samples == 10 && seen == 1000,
+          "a masked id is no target, and token 0 as an input; a marked one is no target, and itself: %d of 1000", seen);
     data_close(&d), files_close(&f);
 
     write_file("text_a", 5), write_file("text_b", 3); /* each text begins with a start token */
@@ -170,7 +177,7 @@ static void die_of_files(void *path) {
 static void test_data_hostile(void) {
     uint32_t ids[40];
     for (uint32_t i = 0; i < 40; i++) ids[i] = 10 * i;
-    const uint32_t V_id = 1000, huge = 0x80000000u, mask16 = 0xFFFF;
+    const uint32_t V_id = 1000, huge = 0x7FFFFFFF, marked = 0x80000000u + 1000, mask16 = 0xFFFF;
     const struct {
         const char *name;
         uint32_t magic, version, count;
@@ -189,7 +196,8 @@ static void test_data_hostile(void) {
         {"none.bin", 20240520, 1, 0, 2, NULL, 0, {"none.bin", "without tokens"}},
         {"id16.bin", 20240520, 1, 40, 2, &V_id, 0, {"id16.bin: token 7 (byte 1038)", "id 1000", "999"}},
         {"id32.bin", 20240801, 7, 40, 4, &V_id, 0, {"id32.bin: token 7 (byte 1052)", "id 1000", "999"}},
-        {"huge32.bin", 20240801, 7, 40, 4, &huge, 0, {"huge32.bin: token 7 (byte 1052)", "id 2147483648"}},
+        {"huge32.bin", 20240801, 7, 40, 4, &huge, 0, {"huge32.bin: token 7 (byte 1052)", "id 2147483647"}},
+        {"marked32.bin", 20240801, 7, 40, 4, &marked, 0, {"marked32.bin: token 7 (byte 1052)", "id 1000", "999"}},
         {"mask16.bin", 20240520, 1, 40, 2, &mask16, 0, {"mask16.bin: token 7", "id 65535"}},
         {"renamed.txt",
          20240520,
