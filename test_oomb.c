@@ -94,8 +94,8 @@ static floatX *random_floats(size_t n, double scale, Rng *r) {
 #include "dev/test/data.h"
 #include "dev/test/checkpoint.h"
 #include "dev/test/plan.h"
-#include "dev/test/hf.h"
 #include "dev/test/program.h"
+#include "dev/test/hf.h"
 
 // ----------------------------------------------------------------------------------------------
 
@@ -153,6 +153,19 @@ static const Test tests[] = {
     {"checkpoint_state", test_checkpoint_state, 1},
     {"checkpoint_faults", test_checkpoint_faults, 1},
     {"hf_fixtures", test_hf_fixtures, 3},
+    {"hf_rope", test_hf_rope, 1},
+    {"hf_config_hostile", test_hf_config_hostile, 1},
+    {"hf_config_defaults", test_hf_config_defaults, 1},
+    {"hf_config_write", test_hf_config_write, 1},
+    {"hf_scaling_option", test_hf_scaling_option, 1},
+    {"hf_weights_hostile", test_hf_weights_hostile, 1},
+    {"hf_head", test_hf_head, 1},
+    {"hf_same_import", test_hf_same_import, 3},
+    {"hf_half", test_hf_half, 1},
+    {"hf_round_trip", test_hf_round_trip, 3},
+    {"hf_save_faults", test_hf_save_faults, 1},
+    {"tokenizer", test_tokenizer, 1},
+    {"hf_run", test_hf_run, 1},
     {"sample", test_sample, 3},
     {"sampler", test_sampler, 1},
     {"work", test_work, 3},

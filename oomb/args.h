@@ -232,7 +232,7 @@ static inline Preset model_preset(const char *name) {
 static inline int model_is_directory(const TrainConfig *c) { return preset_find(c->model) == NULL; }
 
 /* Reads the command line. Two sweeps: --data and --model choose the preset, whose values are the
-   defaults of everything else. Returns the model; ends the program on --help and on bad input. */
+   defaults of everything else. Returns the model, before options_apply(); ends the program on --help and on bad input. */
 static inline ModelConfig options_read(int argc, char **argv, TrainConfig *c) {
     Option table[MAX_OPTIONS];
     Preset preset = presets[0];
@@ -261,10 +261,13 @@ static inline ModelConfig options_read(int argc, char **argv, TrainConfig *c) {
             exit(0);
         }
     }
-    ModelConfig m = model_config(&preset);
-    if (c->rope_theta != 0) m.rope_theta = c->rope_theta;
-    if (*c->rope_scaling) rope_set_scaling(&m, c->rope_scaling);
-    return m;
+    return model_config(&preset);
+}
+
+/* The model with what the run's options change about it. */
+static inline void options_apply(const TrainConfig *c, ModelConfig *m) {
+    if (c->rope_theta != 0) m->rope_theta = c->rope_theta;
+    if (*c->rope_scaling) rope_set_scaling(m, c->rope_scaling);
 }
 
 /* The configuration of the run, four options to a line. */

@@ -51,6 +51,7 @@ static inline void rope_set_scaling(ModelConfig *m, const char *text) {
     RopeScaling s = {(RopeKind)kind, m->rope.original ? m->rope.original : m->max_T, 0, 0, 0, 0, 0};
     m->rope = s;
     if (kind == ROPE_NONE) {
+        m->max_T = s.original;
         m->rope.original = 0;
         return;
     }

@@ -39,7 +39,8 @@ static inline void session_check_saved(const Session *s) {
     options_read(s->saved.count + 1, words, &old);
     for (int i = 0; i < NUM_CONFIG_FIELDS; i++) {
         if (config_get(&s->config, i) != s->saved.model[i])
-            die("--resume: the checkpoint's model has %s = %g, but %s has %g; take the --model it was trained as",
+            die("--resume: the checkpoint's model has %s = %g, but %s has %g; take the --model, --rope-theta and "
+                "--rope-scaling that it was trained with",
                 config_fields[i].name, s->saved.model[i], s->run.model, config_get(&s->config, i));
     }
     const int n = options_table(&old, was);
@@ -84,7 +85,10 @@ static inline void session_options(Session *s, int argc, char **argv) {
     s->config = options_read(argc, argv, &s->run);
     s->resumed = s->lock = -1;
     if (s->run.plan && s->run.resume) die("--plan: plans a run from its options; leave --resume out");
-    if (!s->run.resume || !*s->run.out) return;
+    if (!s->run.resume || !*s->run.out) {
+        options_apply(&s->run, &s->config);
+        return;
+    }
     if (access(s->run.out, F_OK) != 0)
         die("--resume: %s: %s; to begin a run there, leave --resume out", s->run.out, strerror(errno));
     s->lock = checkpoint_open_dir(s->run.out); /* first: another run may be about to save */
@@ -95,6 +99,7 @@ static inline void session_options(Session *s, int argc, char **argv) {
         if (!data)
             die("--resume: %s has no checkpoint; to begin a run there, give its options, at least --data", s->run.out);
         printf("resume: %s has no checkpoint yet; from the start\n", s->run.out);
+        options_apply(&s->run, &s->config);
         return;
     }
     checkpoint_path(path, s->run.out, "step-", s->resumed);
@@ -106,6 +111,7 @@ static inline void session_options(Session *s, int argc, char **argv) {
     memcpy(words + 1 + s->saved.count, argv + 1, ((size_t)argc - 1) * sizeof(char *));
     words[0] = argv[0];
     s->config = options_read(argc + s->saved.count, words, &s->run);
+    options_apply(&s->run, &s->config);
     free(words);
     session_check_saved(s);
     s->at = s->saved.run;
