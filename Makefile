@@ -5,6 +5,7 @@
 # make sanitize   the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 # make fuzz       the readers of files under libFuzzer, for a minute
 # make check      the build itself: other compilers, no OpenMP
+# make ref        against transformers, of which it installs a copy into .venv (needs pip; 4 GB on Linux)
 #
 # Choose: CC=clang   ARCH=-march=x86-64-v3   OPENMP=no   CFLAGS=-O2
 
@@ -90,7 +91,14 @@ dev/fuzz/fuzz_readers: dev/fuzz/fuzz_readers.c $(HEADERS) Makefile
 check:
 	scripts/check_build.sh
 
+# transformers as an independent witness. REF_PYTHON=python3 uses what is installed.
+REF_PYTHON ?= .venv/bin/python
+ref: all train_oomb_double
+	test "$(REF_PYTHON)" != .venv/bin/python || test -e .venv/installed || \
+	  { python3 -m venv .venv && .venv/bin/pip install -r dev/ref/requirements.txt && touch .venv/installed; }
+	$(REF_PYTHON) dev/ref/check.py
+
 clean:
 	rm -f .flags train_oomb train_oomb_double dev/compare_dumps dev/fuzz/fuzz_readers test_oomb test_oomb_double *_sanitized
 
-.PHONY: all run test headers sanitize sanitized fuzz check clean FORCE
+.PHONY: all run test headers sanitize sanitized fuzz check ref clean FORCE

@@ -1,10 +1,13 @@
 /* compare_dumps: two dumps of one step (train_oomb --dump), tensor by tensor.
 
-     dev/compare_dumps A B [--bound X]
+     dev/compare_dumps A B [--bound X] [--common]
 
    The dumps may come from other chunk sizes, another build or another machine: pieces of a tensor are put together
    along the tokens. Prints a table in the order of the computation, and the first tensor that diverges: that is where
    to look, what follows has only inherited it. Exit status 0: none diverges; 1: one does; 2: cannot compare.
+
+   --common leaves out what only one of them has: another program (dev/ref/dump_transformers.py) may not name everything. Give
+   the dump of train_oomb first, for its order.
 
    A difference is measured relative to the tensor's largest element. The gradient of a bias is measured with that of its
    matrix, of which it is one more column: alone it may be zero but for rounding, as that of bk is without RoPE. */
@@ -22,6 +25,7 @@ typedef struct {
     uint64_t at[3];        /* where it is: sequence, token, column; or row, column */
     uint64_t elements;
     const char *fault; /* NULL, or why it cannot be compared */
+    int alone;         /* only one dump has it */
     int exact;         /* integers */
 } Row;
 
@@ -115,6 +119,7 @@ static void compare_tensor(Row *r, const Dump *a, const Dump *b) {
     find_pieces(a, r->name, &a0, &a1);
     find_pieces(b, r->name, &b0, &b1);
     r->fault = a0 == a1 ? "only in the second dump" : b0 == b1 ? "only in the first dump" : NULL;
+    r->alone = r->fault != NULL;
     if (r->fault) return;
     const SafeTensor *s = piece_tensor(a, a0), *t = piece_tensor(b, b0);
     const int tokens = a->pieces[a0].t0 >= 0 && s->dims == 3;
@@ -214,12 +219,14 @@ static void cannot_compare(void) {
 int main(int argc, char **argv) {
     const char *path[2] = {NULL, NULL};
     double bound = -1;
-    int n = 0, paths = 0, diverge = 0;
+    int n = 0, paths = 0, diverge = 0, common = 0, alone = 0;
     for (int i = 1; i < argc; i++) {
         char *end;
         if (strcmp(argv[i], "--bound") == 0 && i + 1 < argc) {
             bound = strtod(argv[++i], &end);
             if (*end || end == argv[i] || !(bound >= 0)) paths = 3;
+        } else if (strcmp(argv[i], "--common") == 0) {
+            common = 1;
         } else if (argv[i][0] == '-' || paths >= 2) {
             paths = 3;
         } else {
@@ -228,10 +235,11 @@ int main(int argc, char **argv) {
     }
     if (paths != 2) {
         fprintf(stderr,
-                "usage: compare_dumps A B [--bound X]\n\n"
+                "usage: compare_dumps A B [--bound X] [--common]\n\n"
                 "Compares two dumps of one step (train_oomb --dump), tensor by tensor, and names the first that\n"
                 "diverges. X: the largest difference to accept, relative to the tensor's largest element;\n"
-                "without it 30 sqrt(tokens) roundings of the coarser of the two types.\n");
+                "without it 30 sqrt(tokens) roundings of the coarser of the two types. --common: leave out what only\n"
+                "one of them has.\n");
         return 2;
     }
     atexit(cannot_compare);
@@ -246,6 +254,10 @@ int main(int argc, char **argv) {
     const Row *first = NULL;
     for (int i = 0; i < n; i++) {
         Row *r = &rows[i];
+        if (common && r->alone) {
+            alone++;
+            continue;
+        }
         const double relative = r->off == 0 ? 0 : r->scale > 0 ? r->off / r->scale : INFINITY;
         const int bad = r->fault || (r->exact ? r->off > 0 : !(relative <= bound));
         diverge += bad;
@@ -258,7 +270,9 @@ int main(int argc, char **argv) {
                r->off, relative);
         printf("(%" PRIu64 ", %" PRIu64 ", %" PRIu64 ")\n", r->at[0], r->at[1], r->at[2]);
     }
-    printf("\n%d tensors, bound %.3g: ", n, bound);
+    printf("\n%d tensors, bound %.3g: ", n - alone, bound);
+    if (alone == n) die("%s and %s have no tensor in common", path[0], path[1]);
+    if (alone) printf("(%d that only one dump has left out) ", alone);
     if (!first) printf("none diverges\n");
     else printf("%d diverge, the first is %s\n", diverge, first->name);
     check_stdout();

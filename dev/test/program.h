@@ -908,7 +908,7 @@ static void test_dump(void) {
 /* Dumps that cannot be compared, and --dump as a user meets it. */
 static void test_dump_run(void) {
     static char output[1 << 16];
-    char a[300], b[300];
+    char a[300], b[300], command[800];
     snprintf(a, sizeof a, "%s", scratch_path("dump_a")), snprintf(b, sizeof b, "%s", scratch_path("dump_b"));
     const TrainConfig longer = tiny_run(61, 2, 64, 64), shorter = tiny_run(60, 2, 64, 64);
     const ModelConfig config = tiny_config(FAMILY_LLAMA, 3);
@@ -916,11 +916,40 @@ static void test_dump_run(void) {
     dump_trial(u, a);
     dump_trial(t, b);
     check(compare(a, b, output, sizeof output) == 1 && strstr(output, "other tokens"), "another length: %s", output);
+    /* a dump of another program: it has not everything, and something more */
+    SafeFile all = safe_open(b);
+    SafeWriter some = safe_create(a, (size_t)all.count + 1), other = safe_create(scratch_path("other"), 1);
+    for (int i = 0; i < all.count; i++) {
+        const SafeTensor *x = &all.tensors[i];
+        char *raw = (char *)xcalloc((size_t)(x->end - x->begin), 1);
+        safe_read(&all, x, raw);
+        if (strcmp(x->name, "layer.0.lse.t0") != 0)
+            safe_write_at(&some, safe_add(&some, x->name, x->type, x->dims, x->shape), raw,
+                          (size_t)(x->end - x->begin));
+        free(raw);
+    }
+    const float zero = 0;
+    const uint64_t one = 1;
+    safe_write_at(&some, safe_add(&some, "more", SAFE_F32, 1, &one), &zero, sizeof zero);
+    safe_write_at(&other, safe_add(&other, "more", SAFE_F32, 1, &one), &zero, sizeof zero);
+    check(safe_finish(&some) == 0 && safe_finish(&other) == 0, "cannot write dumps");
+    safe_close(&all);
+    check(compare(b, a, output, sizeof output) == 1 && strstr(output, "> layer.0.lse ") && strstr(output, "> more "),
+          "what only one has: %s", output);
+    snprintf(command, sizeof command, "%s --common", a);
+    check(compare(b, command, output, sizeof output) == 0 && strstr(output, "(2 that only one dump has left out)"),
+          "--common: %s", output);
+    t->m.params[0] += 1;
+    dump_trial(t, b);
+    check(compare(b, command, output, sizeof output) == 1 && strstr(output, "diverge, the first is"), "--common: %s",
+          output);
+    snprintf(command, sizeof command, "%s --common", scratch_path("other"));
+    check(compare(b, command, output, sizeof output) == 2 && strstr(output, "no tensor in common"),
+          "nothing in common: %s", output);
     trial_free(t), trial_free(u);
     check(compare(a, "", output, sizeof output) == 2 && compare(a, "/nonexistent", output, sizeof output) == 2 &&
               compare(a, write_file("no dump", 100), output, sizeof output) == 2,
           "no second dump: %s", output);
-    char command[800];
     snprintf(command, sizeof command, "--dump %s -n 2 -T 128 -B 1 --val-seqs 0", b);
     check(run_program(command, output, sizeof output) == 0 && strstr(output, "every intermediate of step 1"),
           "--dump: %s", output);
