@@ -449,23 +449,34 @@ static inline void hf_write_changed(FILE *f, const HfObject *o, const HfChange *
     fwrite(o->text + end, 1, o->bytes - end, f);
 }
 
+/* A real number for a reader that asks for a point or an exponent in it. */
+static inline Text hf_number(double x) {
+    Text t;
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(t.text, sizeof t.text, "%.*g", digits, x);
+        if (strtod(t.text, NULL) == x) break;
+    }
+    if (!strpbrk(t.text, ".e")) strcat(t.text, ".0");
+    return t;
+}
+
 /* The RoPE object of a config, with theta if it belongs inside. */
 static inline void hf_rope_text(char *out, size_t size, const ModelConfig *m, int theta) {
     const RopeScaling *s = &m->rope;
-    char inside[64] = "";
-    if (theta) snprintf(inside, sizeof inside, "\"rope_theta\": %.17g, ", m->rope_theta);
-    int n =
-        snprintf(out, size, "{%s\"rope_type\": \"%s\"", inside, s->kind == ROPE_NONE ? "default" : rope_kinds[s->kind]);
-    if (s->kind != ROPE_NONE) n += snprintf(out + n, size - (size_t)n, ", \"factor\": %.17g", s->factor);
+    const char *kind = s->kind == ROPE_NONE ? "default" : rope_kinds[s->kind];
+    int n = snprintf(out, size, "{\"rope_type\": \"%s\"", kind);
+    if (theta) n += snprintf(out + n, size - (size_t)n, ", \"rope_theta\": %s", hf_number(m->rope_theta).text);
+    if (s->kind != ROPE_NONE) n += snprintf(out + n, size - (size_t)n, ", \"factor\": %s", hf_number(s->factor).text);
     if (s->kind >= ROPE_LLAMA3)
         n += snprintf(out + n, size - (size_t)n, ", \"original_max_position_embeddings\": %d", s->original);
     if (s->kind == ROPE_LLAMA3)
-        n += snprintf(out + n, size - (size_t)n, ", \"low_freq_factor\": %.17g, \"high_freq_factor\": %.17g", s->low,
-                      s->high);
+        n += snprintf(out + n, size - (size_t)n, ", \"low_freq_factor\": %s, \"high_freq_factor\": %s",
+                      hf_number(s->low).text, hf_number(s->high).text);
     if (s->kind == ROPE_YARN)
         n += snprintf(out + n, size - (size_t)n,
-                      ", \"beta_slow\": %.17g, \"beta_fast\": %.17g, \"attention_factor\": %.17g, \"truncate\": %s",
-                      s->low, s->high, s->magnitude, s->truncate ? "true" : "false");
+                      ", \"beta_slow\": %s, \"beta_fast\": %s, \"attention_factor\": %s, \"truncate\": %s",
+                      hf_number(s->low).text, hf_number(s->high).text, hf_number(s->magnitude).text,
+                      s->truncate ? "true" : "false");
     snprintf(out + n, size - (size_t)n, "}");
 }
 
@@ -486,7 +497,7 @@ static inline void hf_config_write(FILE *f, const char *path, const char *text, 
         c[n].key = "dtype", c[n].only_if_there = 1;
         snprintf(c[n++].value, sizeof c[0].value, "\"%s\"", dtype);
     }
-    const int context = m->max_T != was.max_T;
+    const int context = m->pos == POS_ROPE && m->max_T != was.max_T;
     int rope = 0;
     for (int i = 0; i < NUM_CONFIG_FIELDS; i++)
         rope |= strncmp(config_fields[i].name, "rope", 4) == 0 && config_get(m, i) != config_get(&was, i);
@@ -495,19 +506,17 @@ static inline void hf_config_write(FILE *f, const char *path, const char *text, 
         snprintf(c[n++].value, sizeof c[0].value, "%d", m->max_T);
     }
     if (rope || (context && m->rope.kind >= ROPE_LLAMA3)) { /* where "original" may have been the context */
-        const int newer = hf_expect(&o, "rope_parameters", HF_OBJECT) != NULL;
+        /* in both spellings, if the file has the new one: readers of each year find what they know */
+        const int none = m->rope.kind == ROPE_NONE;
         c[n].key = "original_max_position_embeddings", c[n].only_if_there = 1; /* at the top it would prevail */
         snprintf(c[n++].value, sizeof c[0].value, "%d", m->rope.original ? m->rope.original : was.max_T);
-        c[n].key = "rope_parameters", c[n].only_if_there = !newer;
-        if (newer) hf_rope_text(c[n].value, sizeof c[0].value, m, 1);
-        else snprintf(c[n].value, sizeof c[0].value, "null");
-        n++;
-        c[n].key = "rope_theta", c[n].only_if_there = newer;
-        snprintf(c[n++].value, sizeof c[0].value, "%.17g", m->rope_theta);
-        c[n].key = "rope_scaling", c[n].only_if_there = newer || m->rope.kind == ROPE_NONE;
-        if (newer || m->rope.kind == ROPE_NONE) snprintf(c[n].value, sizeof c[0].value, "null");
-        else hf_rope_text(c[n].value, sizeof c[0].value, m, 0);
-        n++;
+        c[n].key = "rope_parameters", c[n].only_if_there = 1;
+        hf_rope_text(c[n++].value, sizeof c[0].value, m, 1);
+        c[n].key = "rope_theta";
+        snprintf(c[n++].value, sizeof c[0].value, "%s", hf_number(m->rope_theta).text);
+        c[n].key = "rope_scaling", c[n].only_if_there = none;
+        if (none) snprintf(c[n++].value, sizeof c[0].value, "null");
+        else hf_rope_text(c[n++].value, sizeof c[0].value, m, 0);
     }
     hf_write_changed(f, &o, c, n);
     hf_object_free(&o);
@@ -531,18 +540,18 @@ static inline void hf_config_write_new(FILE *f, const ModelConfig *m, const char
     if (type == HF_GPT2) {
         fprintf(f,
                 "  \"n_embd\": %d,\n  \"n_layer\": %d,\n  \"n_head\": %d,\n  \"n_inner\": %d,\n  \"n_positions\": %d,\n"
-                "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": %.17g,\n",
-                m->C, m->L, m->NH, m->F, m->max_T, m->norm_eps);
+                "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": %s,\n",
+                m->C, m->L, m->NH, m->F, m->max_T, hf_number(m->norm_eps).text);
     } else {
         char rope[512];
         hf_rope_text(rope, sizeof rope, m, 0);
         fprintf(f,
                 "  \"hidden_size\": %d,\n  \"intermediate_size\": %d,\n  \"num_hidden_layers\": %d,\n"
                 "  \"num_attention_heads\": %d,\n  \"num_key_value_heads\": %d,\n  \"head_dim\": %d,\n"
-                "  \"hidden_act\": \"silu\",\n  \"max_position_embeddings\": %d,\n  \"rms_norm_eps\": %.17g,\n"
-                "  \"rope_theta\": %.17g,\n  \"rope_scaling\": %s,\n",
-                m->C, m->F, m->L, m->NH, m->NKV, m->HD, m->max_T, m->norm_eps, m->rope_theta,
-                m->rope.kind == ROPE_NONE ? "null" : rope);
+                "  \"hidden_act\": \"silu\",\n  \"max_position_embeddings\": %d,\n  \"rms_norm_eps\": %s,\n"
+                "  \"rope_theta\": %s,\n  \"rope_scaling\": %s,\n",
+                m->C, m->F, m->L, m->NH, m->NKV, m->HD, m->max_T, hf_number(m->norm_eps).text,
+                hf_number(m->rope_theta).text, m->rope.kind == ROPE_NONE ? "null" : rope);
         if (type != HF_QWEN2) fprintf(f, "  \"attention_bias\": %s,\n", m->qkv_bias ? "true" : "false");
         if (type == HF_LLAMA) fprintf(f, "  \"mlp_bias\": %s,\n", m->mlp_bias ? "true" : "false");
         else fprintf(f, "  \"use_sliding_window\": false,\n");

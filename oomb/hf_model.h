@@ -279,29 +279,34 @@ static inline void hf_check_head(HfModel *h, const ModelConfig *m) {
             h->dir, h->tensors[0].name);
 }
 
+/* Finds every tensor of m in the files of h, and nothing else. */
+static inline void hf_find_all(HfModel *h, const ModelConfig *m) {
+    int file;
+    hf_list(h, m, 1);
+    if (!hf_find_tensor(h, h->tensors[0].name, &file)) {
+        hf_list(h, m, 0); /* a model without head has no prefix */
+        if (!hf_find_tensor(h, h->tensors[0].name, &file)) hf_list(h, m, 1);
+    }
+    for (int i = 0; i < h->count; i++) {
+        if (!m->tied && h->tensors[i].id[0] == WHEAD && !hf_find_tensor(h, h->tensors[i].name, &file))
+            die("--model %s: lm_head.weight is missing, and the config does not say that it is the embedding "
+                "(tie_word_embeddings)",
+                h->dir);
+        hf_locate(h, &h->tensors[i]);
+    }
+    hf_check_head(h, m);
+    hf_refuse_unknown(h, m);
+}
+
 /* Opens directory dir, whose config.json describes m. */
 static inline HfModel hf_open(const char *dir, const ModelConfig *m) {
     HfModel h;
-    int file;
     memset(&h, 0, sizeof h);
     path_join(h.config_path, dir, "config.json");
     snprintf(h.dir, sizeof h.dir, "%s", dir);
     h.config = hf_config_read(h.config_path, &h.config_bytes);
     hf_open_files(&h);
-    hf_list(&h, m, 1);
-    if (!hf_find_tensor(&h, h.tensors[0].name, &file)) {
-        hf_list(&h, m, 0); /* a model without head has no prefix */
-        if (!hf_find_tensor(&h, h.tensors[0].name, &file)) hf_list(&h, m, 1);
-    }
-    for (int i = 0; i < h.count; i++) {
-        if (!m->tied && h.tensors[i].id[0] == WHEAD && !hf_find_tensor(&h, h.tensors[i].name, &file))
-            die("--model %s: lm_head.weight is missing, and the config does not say that it is the embedding "
-                "(tie_word_embeddings)",
-                dir);
-        hf_locate(&h, &h.tensors[i]);
-    }
-    hf_check_head(&h, m);
-    hf_refuse_unknown(&h, m);
+    hf_find_all(&h, m);
     return h;
 }
 

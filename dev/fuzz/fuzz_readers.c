@@ -1,4 +1,5 @@
-/* fuzz_readers: libFuzzer on what reads files of strangers: token files, safetensors, state.json, JSON.
+/* fuzz_readers: libFuzzer on what reads files of strangers: token files, safetensors, state.json, JSON, config.json,
+   tokenizer.json, the index of shards, and a whole model directory.
 
      make fuzz                  a minute (FUZZ_SECONDS=60), with AddressSanitizer and UBSan; needs clang
      dev/fuzz/fuzz_readers F    one input again
@@ -18,7 +19,7 @@
 static jmp_buf back;
 static FILE *quiet; /* where errors go */
 
-enum { HELD = 256 }; /* more than the largest reader needs: state_parse() has MAX_OPTIONS */
+enum { HELD = 512 }; /* more than the largest reader needs */
 static void *held[HELD];
 static FILE *opened[HELD];
 
@@ -63,7 +64,9 @@ static int fuzz_fclose(FILE *f) {
 #define stderr quiet
 #include "../../oomb/checkpoint.h"
 #include "../../oomb/dataloader.h"
+#include "../../oomb/hf_model.h"
 #include "../../oomb/safetensors.h"
+#include "../../oomb/tokenizer.h"
 
 static int file = -1; /* in memory */
 static char path[64];
@@ -80,7 +83,8 @@ static void read_tokens(void) {
         const size_t n = min_size(512, (size_t)(f.count - from));
         files_read(&f, from, n, out);
         for (size_t i = 0; i < n; i++) {
-            if (out[i] != TARGET_MASKED && (out[i] < 0 || out[i] >= 300)) abort();
+            const int input = token_input(out[i]), target = token_target(out[i]);
+            if (input < 0 || input >= 300 || (target != TARGET_MASKED && target != input)) abort();
         }
     }
     files_close(&f);
@@ -112,6 +116,71 @@ static void read_json(const uint8_t *data, size_t n) {
     if (j.at < j.begin || j.at > j.end) abort();
 }
 
+/* A config that is accepted is a model whose sizes do not overflow, and is read again from what is written of it. */
+static void read_config(const uint8_t *data, size_t n) {
+    HfType type;
+    TensorInfo t[NUM_TENSORS];
+    ModelConfig m = hf_config_parse("config.json", (const char *)data, n, &type, 0);
+    tensors_describe(&m, t);
+    if (tensors_total(t, m.L) > (size_t)1 << 60) abort();
+    for (int i = 0; m.pos == POS_ROPE && i < m.HD / 2 && i < 64; i++) {
+        if (isnan(rope_frequency(&m.rope, m.rope_theta, m.HD, i))) abort();
+    }
+    char *out = NULL;
+    size_t bytes;
+    FILE *f = open_memstream(&out, &bytes);
+    if (m.pos == POS_ROPE && m.max_T < INT32_MAX) m.max_T++;
+    hf_config_write(f, "config.json", (const char *)data, n, &m, "float32");
+    fclose(f);
+    hold(NULL, out);
+    const ModelConfig again = hf_config_parse("written", out, bytes, &type, 0);
+    for (int i = 0; i < NUM_CONFIG_FIELDS; i++) {
+        const double a = config_get(&m, i), b = config_get(&again, i);
+        if (a != b && fabs(a - b) > 1e-12 * fabs(a)) abort();
+    }
+    fuzz_free(out);
+}
+
+static void read_tokenizer(const uint8_t *data, size_t n) {
+    Tokenizer t = tokenizer_parse("tokenizer.json", (const char *)data, n);
+    for (int i = -1; i <= t.count && i < 300; i++) {
+        const size_t length = tokenizer_decode(&t, &i, 1, NULL);
+        unsigned char *out = (unsigned char *)fuzz_calloc(length + 1, 1);
+        if (tokenizer_decode(&t, &i, 1, out) != length) abort();
+        fuzz_free(out);
+    }
+    tokenizer_close(&t);
+}
+
+/* The index may name files that are there: this one, and itself. */
+static void read_index(const uint8_t *data, size_t n) {
+    static HfModel h;
+    memset(&h, 0, sizeof h);
+    snprintf(h.dir, sizeof h.dir, "/nonexistent");
+    hf_read_index(&h, "index", (const char *)data, n);
+    hf_close(&h);
+}
+
+/* The input is model.safetensors of a tiny model: tensors that are accepted are read to the last one. */
+static void read_model(void) {
+    static HfModel h;
+    const ModelConfig m = {3,        64,         1, 4, 2, 1, 2, 2,    8,   0, NORM_RMSNORM,
+                           POS_ROPE, MLP_SWIGLU, 0, 0, 0, 0, 1, 1e-5, 100, 1, {ROPE_NONE, 0, 0, 0, 0, 0, 0}};
+    static float window[HF_WINDOW];
+    memset(&h, 0, sizeof h);
+    h.paths = (char **)fuzz_calloc(1, sizeof(char *));
+    h.files = (SafeFile *)fuzz_calloc(1, sizeof(SafeFile));
+    h.paths[0] = (char *)fuzz_calloc(sizeof path, 1);
+    memcpy(h.paths[0], path, sizeof path);
+    h.files[0] = safe_open(h.paths[0]);
+    h.num_files = 1;
+    hf_find_all(&h, &m);
+    for (int i = 0; i < h.count; i++) {
+        if (!h.tensors[i].copy) hf_read(&h, &h.tensors[i], 0, h.tensors[i].rows, window);
+    }
+    hf_close(&h);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     if (file < 0) {
@@ -122,7 +191,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     }
     if (n < 3 || ftruncate(file, 0) != 0) return 0;
-    const int kind = data[0] % 6, width = data[1] & 1 ? 4 : 2;
+    const int kind = data[0] % 10, width = data[1] & 1 ? 4 : 2;
     const int8_t off = (int8_t)data[2]; /* how far a promise is from the truth; mostly 0 */
     data += 3, n -= 3;
     if (kind == 0) { /* ids behind a header */
@@ -130,7 +199,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
                                       (uint32_t)(n / (size_t)width) + (uint32_t)(off > 100 ? off : 0)};
         put(0, header, sizeof header);
         put(sizeof header, data, n / (size_t)width * (size_t)width);
-    } else if (kind == 2) { /* a header of JSON, and some data */
+    } else if (kind == 2 || kind == 9) { /* a header of JSON, and some data */
         const uint64_t length = n + (uint64_t)(off > 100 ? off : 0);
         put(0, &length, 8);
         put(8, data, n);
@@ -142,7 +211,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         if (kind < 2) read_tokens();
         else if (kind < 4) read_safetensors();
         else if (kind == 4) read_state(data, n);
-        else read_json(data, n);
+        else if (kind == 5) read_json(data, n);
+        else if (kind == 6) read_config(data, n);
+        else if (kind == 7) read_tokenizer(data, n);
+        else if (kind == 8) read_index(data, n);
+        else read_model();
     }
     for (int i = 0; i < HELD; i++) {
         if (opened[i]) fuzz_fclose(opened[i]);

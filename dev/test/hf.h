@@ -1060,7 +1060,7 @@ static void test_hf_run(void) {
     says_here("--model @/f/model -n 0 -T 256", 0,
               "yarn scaling by 4, for a context of 256"); /* it stays with the model */
     says_here("--model @/model -n 0 -T 100 --rope-theta 1e6 --out @/g", 0, "g/model, ");
-    shell("grep -q '\"rope_theta\": 1000000' g/model/config.json && grep -q '\"max_position_embeddings\": 100' "
+    shell("grep -q '\"rope_theta\": 1e+06' g/model/config.json && grep -q '\"max_position_embeddings\": 100' "
           "g/model/config.json");
     says_here("--model dev/ref/fixtures/mistral -n 0 -T 65", 1, "look back 64 tokens only");
     says_here("--model dev/ref/fixtures/gpt2 -n 0 -T 33", 1, "a table of 32 learned positions");
