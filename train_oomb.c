@@ -1640,7 +1640,9 @@ static void checkpoint_load(const Model *m, const char *path) {
 /* Parameters from the files of h; m and v become zero. windows: (max_threads(), hf_window_size()). */
 static void hf_load(Model *m, const HfModel *h, float *windows) {
     const size_t room = hf_window_size(&m->config);
-    memset(m->params, 0, m->num_params * sizeof(floatX)); /* the padded rows of the vocabulary */
+    const size_t V = m->config.V, C = m->config.C, padding = (m->config.Vp - V) * C;
+    memset(tensor(m, m->params, WTE, 0) + V * C, 0, padding * sizeof(floatX));
+    if (!m->config.tied) memset(tensor(m, m->params, WHEAD, 0) + V * C, 0, padding * sizeof(floatX));
     memset(m->m, 0, m->num_params * sizeof(floatX));
     memset(m->v, 0, m->num_params * sizeof(floatX));
     for (int i = 0; i < h->count; i++) {
