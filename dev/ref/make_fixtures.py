@@ -79,6 +79,8 @@ ROPES = {
                                                 "truncate": False, "original_max_position_embeddings": 4096}),
     "yarn-mscale": (64, 10000.0, 163840, {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.8,
                                           "original_max_position_embeddings": 4096}),
+    "yarn-clamped": (64, 100.0, 262144, {"rope_type": "yarn", "factor": 2.0, "beta_fast": 4000.0, "beta_slow": 1.0,
+                                         "original_max_position_embeddings": 131072}),
     "linear": (128, 10000.0, 16384, {"rope_type": "linear", "factor": 4.0}),
 }
 

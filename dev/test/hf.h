@@ -35,7 +35,19 @@ static Loaded *load_directory(const char *dir, int T, int chunk, int P) {
     const TrainConfig run = tiny_run(T, 2, chunk, P);
     x->trial = trial_new(&x->config, &run);
     x->windows = (float *)xcalloc((size_t)max_threads() + 1, hf_window_size(&x->config) * sizeof(float));
-    hf_load(&x->trial->m, &x->hf, x->windows);
+    Model *m = &x->trial->m;
+    memset(m->params, 0xFF, m->num_params * sizeof(floatX)); /* nothing of what was there may stay, padding included */
+    memset(m->m, 0xFF, m->num_params * sizeof(floatX));
+    memset(m->v, 0xFF, m->num_params * sizeof(floatX));
+    hf_load(m, &x->hf, x->windows);
+    double zeros = 0;
+    for (size_t i = 0; i < m->num_params; i++) zeros += fabs((double)m->m[i]) + fabs((double)m->v[i]);
+    for (int id = WTE; id <= WHEAD; id += WHEAD - WTE) {
+        const floatX *w = tensor(m, m->params, (TensorId)id, 0);
+        for (size_t i = (size_t)m->config.V * m->config.C; w && i < tensor_size(m->tensors, id); i++)
+            zeros += fabs((double)w[i]);
+    }
+    check(zeros == 0, "%s: m, v or the padding of the vocabulary are not zero", dir);
     return x;
 }
 
@@ -232,6 +244,10 @@ static void test_hf_rope(void) {
          "\"max_position_embeddings\":163840,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40,\"mscale\":1.0,"
          "\"mscale_all_dim\":0.8,\"original_max_position_embeddings\":4096},\"rope_theta\":10000",
          64},
+        {"yarn-clamped", /* more channels than there are would be between the bounds */
+         "\"max_position_embeddings\":262144,\"rope_theta\":100,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,"
+         "\"beta_fast\":4000,\"original_max_position_embeddings\":131072}",
+         64},
         {"linear", "\"max_position_embeddings\":16384,\"rope_scaling\":{\"type\":\"linear\",\"factor\":4.0}", 128},
         {"linear", /* an object for each kind of layer */
          "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":4.0,\"rope_theta\":10000.0}}",
@@ -302,6 +318,10 @@ static const struct {
     {"mistral",
      "\"head_dim\": 4",
      "\"head_dim\": 4, \"partial_rotary_factor\": 0.5",
+     {"\"partial_rotary_factor\" is 0.5"}},
+    {"mistral",
+     "\"rope_type\": \"default\"",
+     "\"rope_type\": \"default\", \"partial_rotary_factor\": 0.5",
      {"\"partial_rotary_factor\" is 0.5"}},
     {"mistral", "\"rope_theta\": 10000.0", "\"rope_theta\": 0.5", {"rope_theta 0.5"}},
     {"mistral",
@@ -430,6 +450,18 @@ static void test_hf_config_defaults(void) {
                "\"use_sliding_window\":true,\"sliding_window\":77,\"max_window_layers\":4}");
     check(q.window == 77 && full.window == 0, "qwen2: layers from max_window_layers on slide: windows %d and %d",
           q.window, full.window);
+    static const int contexts[] = {1024, 2048, 131072, 32768, 32768}, heads[] = {0, 4, 4, 4, 128};
+    for (int type = HF_LLAMA; type < HF_NUM_TYPES; type++) {
+        char least[400];
+        snprintf(least, sizeof least,
+                 "{\"model_type\":\"%s\",\"vocab_size\":9,\"hidden_size\":128,\"intermediate_size\":8,"
+                 "\"num_hidden_layers\":4,\"num_attention_heads\":32}",
+                 hf_types[type]);
+        const ModelConfig m = parsed(least);
+        check(m.max_T == contexts[type] && m.HD == heads[type] && m.NKV == (type == HF_MISTRAL ? 8 : 32),
+              "%s: without its key, the context is %d, the head size %d, key/value heads %d", hf_types[type], m.max_T,
+              m.HD, m.NKV);
+    }
     check(q.max_T == 32768 && q.rope_theta == 10000 && q.norm_eps == 1e-6 && q.qkv_bias && !q.o_bias && !q.tied,
           "qwen2: what the config leaves out");
 }
@@ -793,6 +825,12 @@ static void test_hf_round_trip(void) {
         snprintf(again, sizeof again, "%s/config.json", model);
         check(same_bytes(config, again), "%s: the config changed", fixtures[i]);
         Loaded *y = load_directory(model, 8, 8, 4);
+        char header[100] = "";
+        FILE *f = fopen(y->hf.paths[0], "rb");
+        check(f && fread(header, 1, sizeof header - 1, f) > 50 &&
+                  strstr(header + 8, "{\"__metadata__\":{\"format\":\"pt\"}"),
+              "%s: transformers wants to read the format: %s", fixtures[i], header + 8);
+        fclose(f);
         check(y->hf.num_files == 1 && y->hf.count == x->hf.count, "%s: %d tensors in %d files", fixtures[i],
               y->hf.count, y->hf.num_files);
         size_t tensors = 0;
@@ -881,6 +919,11 @@ static void test_hf_save_faults(void) {
                     fault_at = 0, fault_count = 0;
                     hf_save(&x->trial->m, &x->hf, dir, 8, HF_SAVE_SAME, x->windows);
                     calls = fault_count;
+                    /* files are on the disk before their directory, it before it gets its name, the name before the old is gone */
+                    const char *order = strstr(fault_trace, "osrros");
+                    check(order && !strpbrk(order + 6, "orw") && strspn(order + 6, "ud") == strlen(order + 6) &&
+                              order[6],
+                          "the order of the calls: %s", fault_trace);
                 }
             }
             fault_at = 0;
