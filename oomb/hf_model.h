@@ -358,12 +358,12 @@ static inline void hf_read(const HfModel *h, const HfTensor *x, uint64_t r, uint
     }
 }
 
-/* Whether the model has a vocabulary of its own. */
-static inline int hf_has_tokenizer(const HfModel *h) {
+/* Whether the model in dir has a vocabulary of its own. */
+static inline int hf_has_tokenizer(const char *dir) {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model", "vocab.json"};
     char path[MAX_PATH_BYTES];
     for (int i = 0; i < 3; i++) {
-        path_join(path, h->dir, names[i]);
+        path_join(path, dir, names[i]);
         if (access(path, F_OK) == 0) return 1;
     }
     return 0;

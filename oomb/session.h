@@ -164,7 +164,7 @@ static inline void session_open_files(Session *s) {
     const uint64_t T = (uint64_t)run->T, need = (uint64_t)run->B * T + 1;
     s->train_files = files_open("--data", run->data);
     const uint64_t tokens = s->train_files.count;
-    if (s->train_files.kind == DATA_BYTES && *s->hf.dir && hf_has_tokenizer(&s->hf))
+    if (s->train_files.kind == DATA_BYTES && model_is_directory(run) && hf_has_tokenizer(run->model))
         die("--data %s: is text, but %s has a tokenizer of its own; make token files: dev/data/prepare.py --model %s "
             "--out "
             "NAME %s",

@@ -1129,6 +1129,12 @@ static void test_hf_run(void) {
     says_here("--plan --model @/bare -T 1M", 0, "work of a step");
     says_here("--model @/bare -n 0", 1, "neither model.safetensors nor");
     says_here("--model @/bare --help", 0, "whole context [64]");
+    snprintf(command, sizeof command,
+             "mkdir slides && sed 's/\"sliding_window\": 64/\"sliding_window\": 40/' "
+             "'%s/dev/ref/fixtures/mistral/config.json' >slides/config.json",
+             getenv("PWD"));
+    shell(command);
+    says_here("--model @/slides --help", 0, "whole context [40]");
 
     /* a model that began here goes out too, without the padding of its vocabulary */
     says_here("--data @/text -T 64 -n 2 --val-seqs 0 --model tiny --out @/i", 0, "i/model, ");
