@@ -1667,9 +1667,10 @@ static void hf_load(Model *m, const HfModel *h, float *windows) {
     }
 }
 
-/* The same the other way, into a file at path. windows: 2 of them. Returns 0 or an errno; ends the program when a weight
-   is too large for the dtype. */
-static int hf_save_weights(const Model *m, const HfModel *h, const char *path, HfSave save, float *windows) {
+/* The same the other way, into a file at path. windows: 2 of them. Returns 0 or an errno: ERANGE when a weight of *large is
+   too large for its dtype. */
+static int hf_save_weights(const Model *m, const HfModel *h, const char *path, HfSave save, float *windows,
+                           const HfTensor **large) {
     unsigned char *raw = (unsigned char *)(windows + hf_window_size(&m->config));
     SafeWriter w = safe_create(path, (size_t)h->count + 1);
     safe_metadata(&w, "format", "pt");
@@ -1689,9 +1690,10 @@ static int hf_save_weights(const Model *m, const HfModel *h, const char *path, H
                 }
             }
             const size_t n = (size_t)(rows * x->cols), bytes = n * (size_t)safe_types[type].bytes;
-            if (hf_encode(windows, n, type, raw) > 0)
-                die("%s: a weight of %s is too large for %s; give --save-dtype bf16 or f32", path, x->name,
-                    safe_types[type].name);
+            if (hf_encode(windows, n, type, raw) > 0) {
+                w.error = ERANGE;
+                *large = x;
+            }
             safe_write_at(&w, at, raw, bytes);
             at += bytes;
         }
@@ -1700,19 +1702,26 @@ static int hf_save_weights(const Model *m, const HfModel *h, const char *path, H
     return safe_finish(&w);
 }
 
-/* DIR/model: config, weights, tokenizer. T: the longest sequence that the model was trained on. Returns 0 or an errno; then
-   DIR/model is as it was. */
+/* DIR/model: config, weights, tokenizer. T: the longest sequence that the model was trained on, 0: none. Returns 0 or an
+   errno; then DIR/model is as it was. */
 static int hf_save(const Model *m, const HfModel *h, const char *dir, int T, HfSave save, float *windows) {
     char path[MAX_PATH_BYTES], file[MAX_PATH_BYTES];
     ModelConfig config = m->config;
+    const HfTensor *large = NULL;
     if (config.pos == POS_ROPE && config.max_T < T) config.max_T = T;
+    hf_save_recover(dir);
+    hf_check_target(h, dir);
     int error = hf_save_begin(path, dir);
     if (error) return error;
     path_join(file, path, "model.safetensors");
-    error = hf_save_weights(m, h, file, save, windows);
+    error = hf_save_weights(m, h, file, save, windows, &large);
     if (!error) error = hf_copy_companions(h, path);
     if (!error) error = hf_save_config(h, path, &config, save);
-    return hf_save_commit(dir, error);
+    error = hf_save_commit(dir, error);
+    if (large)
+        die("--out %s: a weight of %s is too large for %s; give --save-dtype f32%s", dir, large->name,
+            safe_types[hf_save_type(large, save)].name, hf_save_type(large, save) == SAFE_F16 ? ", or bf16" : "");
+    return error;
 }
 
 // ----------------------------------------------------------------------------------------------
@@ -1777,11 +1786,11 @@ static void on_signal(int number) {
     errno = saved;
 }
 
-/* The second Ctrl-C ends the program at once: the first puts the default back. */
-static void catch_signals(void) {
+/* The second Ctrl-C ends the program at once: the first puts the default back. So does the end of the last step (catch 0). */
+static void catch_signals(int on) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
-    action.sa_handler = on_signal;
+    action.sa_handler = on ? on_signal : SIG_DFL;
     action.sa_flags = (int)(SA_RESETHAND | SA_RESTART);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
@@ -1951,7 +1960,8 @@ static void run_save_model(Run *r) {
     Session *s = &r->session;
     const HfSave save = (HfSave)s->run.save_dtype;
     const double start = now_ms();
-    const int error = hf_save(&r->m, &s->hf, s->run.out, s->run.T, save, r->windows);
+    const int trained = s->at.step > 0 || s->config.max_T == 0;
+    const int error = hf_save(&r->m, &s->hf, s->run.out, trained ? s->run.T : 0, save, r->windows);
     if (error)
         die("--out %s: cannot write %s/model: %s%s", s->run.out, s->run.out, strerror(error),
             s->at.step ? "; the checkpoint is intact, --resume writes the model again" : "");
@@ -1962,9 +1972,8 @@ static void run_save_model(Run *r) {
 /* The weights of --model DIR. */
 static void run_load(Run *r) {
     const double start = now_ms();
-    session_report_weights(&r->session.hf);
-    fflush(stdout);
     hf_load(&r->m, &r->session.hf, r->windows);
+    session_report_weights(&r->session.hf);
     printf(", loaded in %.1f s\n", (now_ms() - start) * 1e-3);
 }
 
@@ -2112,7 +2121,7 @@ int main(int argc, char **argv) {
     } else {
         model_init(&r.m, run->seed);
     }
-    if (*run->out && !nothing_to_do) catch_signals();
+    if (*run->out && !nothing_to_do) catch_signals(1);
     if (!nothing_to_do) session_open_log(s);
 
     const double start = now_ms();
@@ -2125,7 +2134,10 @@ int main(int argc, char **argv) {
     } else {
         report_end(&r, s->at.tokens - tokens, now_ms() - start);
     }
-    if (*run->out) run_save_model(&r);
+    if (*run->out) {
+        catch_signals(0);
+        run_save_model(&r);
+    }
     if (stopped)
         printf("stopped by signal %d after step %d; --out %s --resume goes on\n", stopped, s->at.step, run->out);
     session_close(s);

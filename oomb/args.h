@@ -59,7 +59,8 @@ static inline int options_table(TrainConfig *c, Option *out) {
         {"recall-distance", 0, OPTION_COUNT, &c->recall_distance, 0, "N", RUN,
          "least tokens from fact to question, at most seq-len / 4; 0: one chunk"},
         {"out", 0, OPTION_TEXT, &c->out, 1, "DIR", THIS_TIME,
-         "where checkpoints go: at the end, on Ctrl-C, and as --save-every says"},
+         "where checkpoints go: at the end, on Ctrl-C, and as --save-every says; DIR/model is the model for other "
+         "programs"},
         {"save-every", 0, OPTION_COUNT, &c->save_every, 0, "N", RUN, "a checkpoint every N steps; 0: at the end only"},
         {"keep", 0, OPTION_COUNT, &c->keep, 0, "N", RUN, "newest checkpoints to keep; 0: all"},
         {"resume", 0, OPTION_FLAG, &c->resume, 0, "", THIS_TIME,
@@ -217,9 +218,14 @@ static inline Preset hf_preset(const char *dir) {
 /* What --model names. */
 static inline Preset model_preset(const char *name) {
     struct stat st;
+    char config[MAX_PATH_BYTES];
     const Preset *preset = preset_find(name);
+    const int directory = stat(name, &st) == 0 && S_ISDIR(st.st_mode);
+    if (preset && directory && snprintf(config, sizeof config, "%s/config.json", name) < (int)sizeof config &&
+        access(config, F_OK) == 0)
+        die("--model %s: is a preset and a directory here; give ./%s for the directory, or rename it", name, name);
     if (preset) return *preset;
-    if (stat(name, &st) == 0 && S_ISDIR(st.st_mode)) return hf_preset(name);
+    if (directory) return hf_preset(name);
     char names[256] = "";
     for (int i = 0; i < NUM_PRESETS; i++) {
         strncat(names, i ? ", " : "", sizeof names - strlen(names) - 1);

@@ -4,11 +4,12 @@
                        optimizer.safetensors   AdamW m and v
                        state.json              step, data position, model, options
      DIR/log.jsonl                             the log, unless --log says otherwise
+     DIR/model                                 the model for other programs, at the end: hf_model.h
 
    A checkpoint is written into DIR/.writing-00000010, each file is fsynced, then the directory, then it gets its
    name in one rename, then DIR is fsynced. What has a name "step-..." is therefore complete, at whatever moment the
-   machine stops. It goes the same way backwards: renamed to .deleting-..., then removed. What begins with a dot is
-   swept away at the next start. A lock on DIR keeps a second run out; it ends with the process.
+   machine stops. It goes the same way backwards: renamed to .deleting-..., then removed. What a killed run has left of
+   these is swept away at the next start. A lock on DIR keeps a second run out; it ends with the process.
 
    This file knows directories and state.json; the program writes the tensors in between. */
 #ifndef OOMB_CHECKPOINT_H
@@ -22,7 +23,7 @@
 #include <sys/file.h>
 #include <sys/statvfs.h>
 
-enum { STATE_FORMAT = 2 };
+enum { STATE_FORMAT = 2, STATE_BYTES = 1 << 20 };
 
 /* Where a run is. Every random number is a function of the seed and one of these counters. */
 typedef struct {
@@ -44,10 +45,12 @@ static inline int directory_sync(const char *path) {
     return fd < 0 ? errno : close_durably(fd, 0);
 }
 
-/* A directory of plain files, and the files in it; what cannot be removed is left. */
+/* A directory of plain files, and the files in it; what cannot be removed is left. Of a symbolic link nothing is
+   removed, nor of what it leads to. */
 static inline void directory_remove(const char *path) {
     char file[MAX_PATH_BYTES];
-    DIR *d = opendir(path);
+    struct stat st;
+    DIR *d = lstat(path, &st) == 0 && S_ISDIR(st.st_mode) ? opendir(path) : NULL;
     for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
         path_join(file, path, e->d_name);
@@ -250,14 +253,10 @@ static inline SavedState state_parse(const char *file, const char *text, size_t 
 /* From the checkpoint in directory path. */
 static inline SavedState state_read(const char *path) {
     char file[MAX_PATH_BYTES];
-    uint64_t bytes;
+    size_t bytes;
     path_join(file, path, "state.json");
-    FILE *f = xopen_read(file, &bytes);
-    if (bytes > 1 << 20) die("%s: %" PRIu64 " bytes are too many for a state", file, bytes);
-    char *text = (char *)xcalloc((size_t)bytes + 1, 1);
-    xread_at(f, file, 0, text, (size_t)bytes);
-    fclose(f);
-    const SavedState s = state_parse(file, text, (size_t)bytes);
+    char *text = xread_text(file, STATE_BYTES, &bytes);
+    const SavedState s = state_parse(file, text, bytes);
     free(text);
     return s;
 }

@@ -266,34 +266,36 @@ static inline TrainConfig train_config(const Preset *preset) {
     return c;
 }
 
-/* Ends the program when the mathematics of the model could not be what the config says. */
-static inline void model_config_check(const ModelConfig *m) {
+/* Ends the program when the mathematics of the model could not be what the config says. what: its name, for errors. */
+static inline void model_config_check(const char *what, const ModelConfig *m) {
     if (m->V < 1 || m->L < 1 || m->C < 1 || m->NH < 1 || m->NKV < 1 || m->HD < 1 || m->F < 1) {
-        die("model: V %d, L %d, C %d, NH %d, NKV %d, HD %d, F %d: all must be at least 1", m->V, m->L, m->C, m->NH,
+        die("%s: V %d, L %d, C %d, NH %d, NKV %d, HD %d, F %d: all must be at least 1", what, m->V, m->L, m->C, m->NH,
             m->NKV, m->HD, m->F);
     }
     if ((int64_t)m->NH * m->HD > MAX_WIDTH || m->C > MAX_WIDTH || m->F > MAX_WIDTH || m->L > MAX_LAYERS)
-        die("model: L %d, C %d, NH %d, HD %d, F %d: a width may be %d at most, and there may be %d layers", m->L, m->C,
-            m->NH, m->HD, m->F, MAX_WIDTH, MAX_LAYERS);
-    if (m->NH % m->NKV) die("model: %d query heads cannot share %d key/value heads evenly", m->NH, m->NKV);
-    if (m->pos == POS_ROPE && m->HD % 2) die("model: RoPE turns pairs of channels; head size %d is odd", m->HD);
-    if (m->pos == POS_ROPE && !(m->rope_theta > 1)) die("model: rope_theta %g; must be over 1", m->rope_theta);
+        die("%s: L %d, C %d, NH %d, HD %d, F %d: a width may be %d at most, and there may be %d layers", what, m->L,
+            m->C, m->NH, m->HD, m->F, MAX_WIDTH, MAX_LAYERS);
+    if (m->NH % m->NKV) die("%s: %d query heads cannot share %d key/value heads evenly", what, m->NH, m->NKV);
+    if (m->pos == POS_ROPE && m->HD % 2) die("%s: RoPE turns pairs of channels; head size %d is odd", what, m->HD);
+    if (m->pos == POS_ROPE && !(m->rope_theta > 1)) die("%s: rope_theta %g; must be over 1", what, m->rope_theta);
     if (m->rope.kind != ROPE_NONE && !(m->rope.factor >= 1))
-        die("model: RoPE scaling %s by a factor of %g; must be at least 1", rope_kinds[m->rope.kind], m->rope.factor);
+        die("%s: RoPE scaling %s by a factor of %g; must be at least 1", what, rope_kinds[m->rope.kind],
+            m->rope.factor);
     if (m->rope.kind >= ROPE_LLAMA3 && (m->rope.original < 1 || !(m->rope.low > 0) || !(m->rope.high > m->rope.low)))
-        die("model: RoPE scaling %s from a context of %d with bounds %g and %g; needs a context, and bounds in "
+        die("%s: RoPE scaling %s from a context of %d with bounds %g and %g; needs a context, and bounds in "
             "ascending "
             "order",
-            rope_kinds[m->rope.kind], m->rope.original, m->rope.low, m->rope.high);
+            what, rope_kinds[m->rope.kind], m->rope.original, m->rope.low, m->rope.high);
     if (m->rope.kind == ROPE_YARN && !(m->rope.magnitude > 0))
-        die("model: yarn with an attention factor of %g; must be over 0", m->rope.magnitude);
-    if (m->pos == POS_LEARNED && m->max_T < 1) die("model: learned positions need a table, but max_T is %d", m->max_T);
-    if (m->Vp < m->V) die("model: Vp %d is less than V %d", m->Vp, m->V);
+        die("%s: yarn with an attention factor of %g; must be over 0", what, m->rope.magnitude);
+    if (m->pos == POS_LEARNED && m->max_T < 1)
+        die("%s: learned positions need a table, but max_T is %d", what, m->max_T);
+    if (m->Vp < m->V) die("%s: Vp %d is less than V %d", what, m->Vp, m->V);
 }
 
 /* The same for the run: sizes that must fit each other. */
 static inline void train_config_check(const TrainConfig *c, const ModelConfig *m) {
-    model_config_check(m);
+    model_config_check(c->model, m);
     if (m->pos == POS_LEARNED && c->T > m->max_T) {
         die("--seq-len %d: %s has a table of %d learned positions; use --seq-len %d, or a RoPE model (--model tiny, "
             "llama-15m) for longer sequences",
@@ -315,7 +317,8 @@ static inline void train_config_check(const TrainConfig *c, const ModelConfig *m
     if (round_up((size_t)c->T, (size_t)c->P) > INT32_MAX)
         die("--seq-len %d: in whole pages of %d that is more than %d tokens", c->T, c->P, INT32_MAX);
     if ((double)c->B * c->T * c->grad_accum * m->L * MAX_WIDTH > 0x1p60)
-        die("--seq-len %d: with --batch %d that is more than any machine could hold", c->T, c->B);
+        die("--seq-len %d: with --batch %d and --grad-accum %d that is more than any machine could hold", c->T, c->B,
+            c->grad_accum);
     size_t pages = ceil_div((size_t)c->T, (size_t)c->P) * (size_t)c->B * (size_t)m->L;
     if (pages > INT32_MAX)
         die("--page %d: %zu pages are more than the table can number; use a larger --page", c->P, pages);

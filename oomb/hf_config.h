@@ -158,8 +158,9 @@ static inline double hf_yarn_magnitude(HfObject *o, double factor) {
     return some != 0 && all != 0 ? (some * log_factor + 1) / (all * log_factor + 1) : rope_yarn_magnitude(factor);
 }
 
-/* The scaling that object o asks for. original: the context before it where o does not say. */
-static inline RopeScaling hf_rope_scaling(HfObject *o, int original) {
+/* The scaling that object o asks for. original: the context before it if the top of the config says so, which prevails,
+   else 0; context: that of the config. */
+static inline RopeScaling hf_rope_scaling(HfObject *o, int original, int context) {
     RopeScaling s;
     memset(&s, 0, sizeof s);
     const HfEntry *type = hf_expect(o, "rope_type", HF_STRING);
@@ -174,12 +175,13 @@ static inline RopeScaling hf_rope_scaling(HfObject *o, int original) {
     if (kind == ROPE_NONE) return s;
     s.factor = hf_real(o, "factor", 0);
     if (kind != ROPE_LINEAR) {
-        s.original = hf_int(o, "original_max_position_embeddings", 1, original);
+        const int inside = hf_int(o, "original_max_position_embeddings", 1, context);
+        s.original = original ? original : inside;
         s.low = hf_real(o, kind == ROPE_YARN ? "beta_slow" : "low_freq_factor", 0);
         s.high = hf_real(o, kind == ROPE_YARN ? "beta_fast" : "high_freq_factor", 0);
     }
     if (kind == ROPE_YARN) {
-        if (s.factor == 0) s.factor = (double)original / s.original;
+        if (s.factor == 0) s.factor = (double)context / s.original;
         if (s.low == 0) s.low = 1; /* as transformers: 0 means not given */
         if (s.high == 0) s.high = 32;
         s.magnitude = hf_yarn_magnitude(o, s.factor);
@@ -189,8 +191,8 @@ static inline RopeScaling hf_rope_scaling(HfObject *o, int original) {
 }
 
 /* theta and scaling, from "rope_scaling" (old) or "rope_parameters" (new, where theta stands inside, and which may hold an
-   object for each kind of layer). sliding: the model has layers of both kinds. */
-static inline void hf_rope(HfObject *config, ModelConfig *m, int sliding) {
+   object for each kind of layer if the model has kinds). sliding: it has layers of both. */
+static inline void hf_rope(HfObject *config, ModelConfig *m, int kinds, int sliding) {
     const HfEntry *newer = hf_expect(config, "rope_parameters", HF_OBJECT),
                   *e = hf_expect(config, "rope_scaling", HF_OBJECT);
     if (e) { /* an empty one says nothing */
@@ -200,19 +202,19 @@ static inline void hf_rope(HfObject *config, ModelConfig *m, int sliding) {
     }
     m->rope_theta = hf_real(config, "rope_theta", 10000);
     double part = hf_real(config, "partial_rotary_factor", 1);
-    const int original = hf_int(config, "original_max_position_embeddings", 1, m->max_T);
+    const int original = hf_int(config, "original_max_position_embeddings", 1, 0);
     const char *where = e ? "rope_scaling." : "rope_parameters.";
     if (!e) e = newer;
     if (e) {
         HfObject o = hf_object(config->path, where, config->text, e->from, e->to);
-        const HfEntry *full = hf_expect(&o, "full_attention", HF_OBJECT);
+        const HfEntry *full = kinds ? hf_expect(&o, "full_attention", HF_OBJECT) : NULL;
         if (full) {
             if (sliding) die("%s: RoPE of its own for sliding layers is not supported", config->path);
             const size_t from = full->from, to = full->to;
             hf_object_free(&o);
             o = hf_object(config->path, "rope_parameters.full_attention.", config->text, from, to);
         }
-        m->rope = hf_rope_scaling(&o, original);
+        m->rope = hf_rope_scaling(&o, original, m->max_T);
         m->rope_theta = hf_real(&o, "rope_theta", m->rope_theta);
         part = hf_real(&o, "partial_rotary_factor", part);
         hf_check_rope_keys(&o);
@@ -309,7 +311,7 @@ static inline void hf_llama(HfObject *o, HfType type, ModelConfig *m) {
     m->tied = hf_bool(o, "tie_word_embeddings", 0);
     m->window = hf_window(o, type, m->L);
     hf_check_activation(o, "hidden_act", "silu", "swish");
-    hf_rope(o, m, m->window != 0);
+    hf_rope(o, m, type == HF_QWEN2 || type == HF_QWEN3 || hf_find(o, "layer_types"), m->window != 0);
 }
 
 static inline HfType hf_model_type(HfObject *o) {
@@ -320,6 +322,8 @@ static inline HfType hf_model_type(HfObject *o) {
     if (t == HF_NUM_TYPES)
         die("%s: models of the type \"%s\" are not supported; gpt2, llama, mistral, qwen2 and qwen3 are", o->path,
             type->text);
+    hf_refuse_if(o, "is_causal", 1);
+    if (hf_expect(o, "per_layer_config", HF_OBJECT)) die("%s: \"per_layer_config\" is not supported", o->path);
     if (hf_expect(o, "quantization_config", HF_OBJECT))
         die("%s: the weights are quantised (\"quantization_config\"); train from the model that it was made from",
             o->path);
@@ -400,23 +404,14 @@ static inline ModelConfig hf_config_parse(const char *path, const char *text, si
     if (*type == HF_GPT2) hf_gpt2(&o, &m);
     else hf_llama(&o, *type, &m);
     if (!(m.norm_eps >= 0)) die("%s: the epsilon of the norms is %g; must be 0 or more", path, m.norm_eps);
-    model_config_check(&m);
+    model_config_check(path, &m);
     if (report) hf_report_unknown(&o);
     hf_object_free(&o);
     return m;
 }
 
 /* The text of DIR/config.json; the caller frees it. */
-static inline char *hf_config_read(const char *path, size_t *bytes) {
-    uint64_t n;
-    FILE *f = xopen_read(path, &n);
-    if (n > HF_CONFIG_BYTES) die("%s: %llu bytes are too many for a config", path, (unsigned long long)n);
-    char *text = (char *)xcalloc((size_t)n + 1, 1);
-    xread_at(f, path, 0, text, (size_t)n);
-    fclose(f);
-    *bytes = (size_t)n;
-    return text;
-}
+static inline char *hf_config_read(const char *path, size_t *bytes) { return xread_text(path, HF_CONFIG_BYTES, bytes); }
 
 /* ------------------------------------------------------------------------------------------- writing */
 

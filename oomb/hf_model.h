@@ -8,7 +8,8 @@
    grid of rows and columns of which each program copies pieces to and from its own parameters: hf_run() says where they
    belong. GPT-2 keeps its matrices transposed, and wq, wk, wv in one.
 
-   A model directory is written beside the old one and takes its place in two renames. */
+   A model directory is written beside the old one and takes its place in two renames: DIR/.writing-model, DIR/model,
+   DIR/.deleting-model. */
 #ifndef OOMB_HF_MODEL_H
 #define OOMB_HF_MODEL_H
 
@@ -39,6 +40,7 @@ typedef struct {
 typedef struct {
     char dir[MAX_PATH_BYTES]; /* "": a preset; there are no files */
     char config_path[MAX_PATH_BYTES];
+    HfType type;
     char *config; /* (config_bytes) the text of config.json */
     size_t config_bytes;
     SafeFile *files; /* (num_files) */
@@ -121,6 +123,30 @@ static inline size_t hf_window_size(const ModelConfig *m) {
 
 /* ------------------------------------------------------------------------------------------- opening */
 
+/* What a model directory has beside config and weights that the one made from it needs too. */
+static inline int hf_is_companion(const char *name) {
+    static const char *const begins[] = {"tokenizer",    "vocab",         "merges.txt",        "special_tokens_map",
+                                         "added_tokens", "chat_template", "generation_config", "tekken.json",
+                                         "LICENSE",      "NOTICE"};
+    for (size_t i = 0; i < sizeof begins / sizeof begins[0]; i++) {
+        if (strncmp(name, begins[i], strlen(begins[i])) == 0) return 1;
+    }
+    return 0;
+}
+
+/* They are copied hours later: that they cannot be read is said now. */
+static inline void hf_check_companions(const HfModel *h) {
+    char path[MAX_PATH_BYTES];
+    DIR *d = opendir(h->dir);
+    if (!d) die("--model %s: cannot list the directory: %s", h->dir, strerror(errno));
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        path_join(path, h->dir, e->d_name);
+        if (hf_is_companion(e->d_name) && access(path, R_OK) != 0)
+            die("%s: cannot be read, and belongs to the model: %s", path, strerror(errno));
+    }
+    closedir(d);
+}
+
 static inline void hf_add_file(HfModel *h, const char *name) {
     char path[MAX_PATH_BYTES];
     path_join(path, h->dir, name);
@@ -180,13 +206,9 @@ static inline void hf_open_files(HfModel *h) {
         die("--model %s: has neither model.safetensors nor model.safetensors.index.json%s", h->dir,
             access(old, F_OK) == 0 ? "; a pytorch_model.bin is a program and not read: save it as safetensors" : "");
     }
-    uint64_t bytes;
-    FILE *f = xopen_read(path, &bytes);
-    if (bytes > HF_INDEX_BYTES) die("%s: %" PRIu64 " bytes are too many for an index", path, bytes);
-    char *text = (char *)xcalloc((size_t)bytes + 1, 1);
-    xread_at(f, path, 0, text, (size_t)bytes);
-    fclose(f);
-    hf_read_index(h, path, text, (size_t)bytes);
+    size_t bytes;
+    char *text = xread_text(path, HF_INDEX_BYTES, &bytes);
+    hf_read_index(h, path, text, bytes);
     free(text);
 }
 
@@ -231,7 +253,7 @@ static inline int hf_ignored(const char *name) {
 }
 
 /* Nothing else may be there: an adapter, another head, a vision tower would be lost without a word. */
-static inline void hf_refuse_unknown(const HfModel *h, const ModelConfig *m) {
+static inline void hf_refuse_unknown(const HfModel *h) {
     for (int f = 0; f < h->num_files; f++) {
         for (int i = 0; i < h->files[f].count; i++) {
             const char *name = h->files[f].tensors[i].name;
@@ -242,7 +264,7 @@ static inline void hf_refuse_unknown(const HfModel *h, const ModelConfig *m) {
                     h->paths[f]);
             if (at == h->count && !hf_ignored(name))
                 die("%s: tensor %s is no part of a %s model as the config describes it", h->paths[f], name,
-                    hf_types[hf_type_of(m)]);
+                    hf_types[h->type]);
         }
     }
 }
@@ -295,7 +317,7 @@ static inline void hf_find_all(HfModel *h, const ModelConfig *m) {
         hf_locate(h, &h->tensors[i]);
     }
     hf_check_head(h, m);
-    hf_refuse_unknown(h, m);
+    hf_refuse_unknown(h);
 }
 
 /* Opens directory dir, whose config.json describes m. */
@@ -305,6 +327,8 @@ static inline HfModel hf_open(const char *dir, const ModelConfig *m) {
     path_join(h.config_path, dir, "config.json");
     snprintf(h.dir, sizeof h.dir, "%s", dir);
     h.config = hf_config_read(h.config_path, &h.config_bytes);
+    hf_config_parse(h.config_path, h.config, h.config_bytes, &h.type, 0);
+    hf_check_companions(&h);
     hf_open_files(&h);
     hf_find_all(&h, m);
     return h;
@@ -314,6 +338,7 @@ static inline HfModel hf_open(const char *dir, const ModelConfig *m) {
 static inline HfModel hf_new(const ModelConfig *m) {
     HfModel h;
     memset(&h, 0, sizeof h);
+    h.type = hf_type_of(m);
     hf_list(&h, m, 1);
     return h;
 }
@@ -386,10 +411,10 @@ static inline const char *hf_save_name(HfSave save) {
 static inline size_t hf_encode(const float *in, size_t n, SafeType type, unsigned char *raw) {
     size_t large = 0;
     for (size_t i = 0; i < n; i++) {
-        const uint16_t half = type == SAFE_BF16 ? safe_to_bf16(in[i]) : safe_to_f16(in[i]);
         if (type == SAFE_F32) {
             memcpy(raw + 4 * i, &in[i], 4);
         } else {
+            const uint16_t half = type == SAFE_BF16 ? safe_to_bf16(in[i]) : safe_to_f16(in[i]);
             memcpy(raw + 2 * i, &half, 2);
             large += (half & 0x7FFF) == (type == SAFE_BF16 ? 0x7F80 : 0x7C00);
         }
@@ -408,17 +433,6 @@ static inline double hf_bytes(const HfModel *h, HfSave save) {
 }
 
 /* ------------------------------------------------------------------------------------------- writing a directory */
-
-/* What a model directory has beside config and weights that the one made from it needs too. */
-static inline int hf_is_companion(const char *name) {
-    static const char *const begins[] = {"tokenizer",    "vocab",         "merges.txt",        "special_tokens_map",
-                                         "added_tokens", "chat_template", "generation_config", "tekken.json",
-                                         "LICENSE",      "NOTICE"};
-    for (size_t i = 0; i < sizeof begins / sizeof begins[0]; i++) {
-        if (strncmp(name, begins[i], strlen(begins[i])) == 0) return 1;
-    }
-    return 0;
-}
 
 /* Returns 0 or an errno. */
 static inline int hf_copy_file(const char *from, const char *to) {
@@ -444,10 +458,13 @@ static inline int hf_copy_companions(const HfModel *h, const char *path) {
     struct stat st;
     int error = 0;
     DIR *d = *h->dir ? opendir(h->dir) : NULL;
+    if (*h->dir && !d) return errno;
     for (struct dirent *e; d && !error && (e = readdir(d)) != NULL;) {
+        if (!hf_is_companion(e->d_name)) continue;
         path_join(from, h->dir, e->d_name);
         path_join(to, path, e->d_name);
-        if (hf_is_companion(e->d_name) && stat(from, &st) == 0 && S_ISREG(st.st_mode)) error = hf_copy_file(from, to);
+        if (stat(from, &st) != 0) error = errno;
+        else if (S_ISREG(st.st_mode)) error = hf_copy_file(from, to);
     }
     if (d) closedir(d);
     return error;
@@ -469,10 +486,41 @@ static inline int hf_save_config(const HfModel *h, const char *path, const Model
     return error;
 }
 
+/* What a run that was killed has left of a save below dir: the old model gets its name back if it has lost it, the rest
+   is removed. */
+static inline void hf_save_recover(const char *dir) {
+    char writing[MAX_PATH_BYTES], model[MAX_PATH_BYTES], old[MAX_PATH_BYTES];
+    path_join(writing, dir, ".writing-model");
+    path_join(model, dir, "model");
+    path_join(old, dir, ".deleting-model");
+    directory_remove(writing);
+    if (access(model, F_OK) == 0 || rename(old, model) != 0) directory_remove(old);
+}
+
+/* DIR/model will be replaced, so it must be a model that this program wrote, and not the one that is read: h. */
+static inline void hf_check_target(const HfModel *h, const char *dir) {
+    char path[MAX_PATH_BYTES];
+    struct stat st;
+    path_join(path, dir, "model");
+    if (lstat(path, &st) != 0) return;
+    DIR *d = S_ISDIR(st.st_mode) ? opendir(path) : NULL;
+    if (!d) die("--out %s: %s is in the way of the model that will be written there; give another --out", dir, path);
+    if (*h->dir && same_file(h->dir, path))
+        die("--out %s: would replace the model that is read, %s; give another --out", dir, h->dir);
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        const char *name = e->d_name;
+        if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strcmp(name, "config.json") != 0 &&
+            strcmp(name, "model.safetensors") != 0 && !hf_is_companion(name))
+            die("--out %s: %s/%s is not of this program, and would be lost when the model is written; move it, or give "
+                "another --out",
+                dir, path, name);
+    }
+    closedir(d);
+}
+
 /* path = an empty directory for the coming model below dir. Returns 0 or an errno. */
 static inline int hf_save_begin(char *path, const char *dir) {
     path_join(path, dir, ".writing-model");
-    directory_remove(path);
     return mkdir(path, 0777) == 0 ? 0 : errno;
 }
 
@@ -483,7 +531,6 @@ static inline int hf_save_commit(const char *dir, int error) {
     path_join(from, dir, ".writing-model");
     path_join(to, dir, "model");
     path_join(old, dir, ".deleting-model");
-    directory_remove(old);
     if (!error) error = directory_sync(from);
     const int had = !error && access(to, F_OK) == 0;
     if (had && rename(to, old) != 0) error = errno;

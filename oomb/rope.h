@@ -37,22 +37,28 @@ static inline double rope_frequency(const RopeScaling *s, double theta, int HD, 
 /* What rotated queries and keys are multiplied by. */
 static inline double rope_magnitude(const RopeScaling *s) { return s->kind == ROPE_YARN ? s->magnitude : 1; }
 
+/* The context of a model before any scaling; 0: it does not say. */
+static inline int rope_original(const ModelConfig *m) {
+    return m->rope.kind == ROPE_NONE ? m->max_T : m->rope.kind == ROPE_LINEAR ? 0 : m->rope.original;
+}
+
 /* YaRN's magnitude where a config does not give it. */
 static inline double rope_yarn_magnitude(double factor) { return factor <= 1 ? 1 : 0.1 * log(factor) + 1; }
 
-/* "yarn:4", "yarn:4:32768", "linear:2", "llama3:8", "none": the scaling of model m from now on. What is stretched is the
-   context before any scaling: the one given, or the one that the model says. */
+/* "yarn:4", "yarn:4:32768", "linear:2", "llama3:8", "none": the scaling of model m from now on, instead of the one that
+   it has. What is stretched is the context before any scaling: the one given, or the one that the model says. A model with
+   linear scaling says it nowhere. */
 static inline void rope_set_scaling(ModelConfig *m, const char *text) {
     const size_t n = strcspn(text, ":");
     int kind = 0;
     while (kind <= ROPE_YARN && (strlen(rope_kinds[kind]) != n || strncmp(rope_kinds[kind], text, n) != 0)) kind++;
     if (kind > ROPE_YARN || (kind == ROPE_NONE && text[n]))
         die("--rope-scaling %s: must be none, or linear, llama3 or yarn with a factor, like yarn:4", text);
-    RopeScaling s = {(RopeKind)kind, m->rope.original ? m->rope.original : m->max_T, 0, 0, 0, 0, 0};
-    m->rope = s;
+    RopeScaling s = {(RopeKind)kind, rope_original(m), 0, 0, 0, 0, 0};
     if (kind == ROPE_NONE) {
-        m->max_T = s.original;
-        m->rope.original = 0;
+        if (s.original) m->max_T = s.original;
+        s.original = 0;
+        m->rope = s;
         return;
     }
     char *end = (char *)text + n;
@@ -68,8 +74,9 @@ static inline void rope_set_scaling(ModelConfig *m, const char *text) {
         die("--rope-scaling %s: must be a kind, a factor of 1 or more, and if need be the context before: yarn:4:32768",
             text);
     if (original == 0)
-        die("--rope-scaling %s: the model does not say for what context it is made; add it, like %.*s:%g:4096", text,
-            (int)n, text, s.factor);
+        die("--rope-scaling %s: the model does not say for what context it was made before any scaling; add it, like "
+            "%.*s:%g:4096",
+            text, (int)n, text, s.factor);
     s.original = (int)original;
     s.low = 1;
     s.high = kind == ROPE_YARN ? 32 : 4;

@@ -32,11 +32,17 @@ typedef struct {
 
 /* The options of a checkpoint against those of the run that goes on from it. */
 static inline void session_check_saved(const Session *s) {
-    TrainConfig old, now = s->run;
+    TrainConfig old = train_config(&presets[0]), now = s->run;
     Option was[MAX_OPTIONS], is[MAX_OPTIONS];
-    char *words[MAX_OPTIONS + 1] = {(char *)"train_oomb"};
-    for (int i = 0; i < s->saved.count; i++) words[i + 1] = s->saved.options[i];
-    options_read(s->saved.count + 1, words, &old);
+    const char *value;
+    old.data = ""; /* options that are not saved were empty */
+    options_table(&old, was);
+    for (int i = 0; i < s->saved.count; i++) { /* without a look at the old --model, which may have moved */
+        char *word[] = {s->saved.options[i]};
+        int at = 0;
+        const Option *o = option_next(was, options_table(&old, was), 1, word, &at, &value);
+        option_parse(o, value);
+    }
     for (int i = 0; i < NUM_CONFIG_FIELDS; i++) {
         if (config_get(&s->config, i) != s->saved.model[i])
             die("--resume: the checkpoint's model has %s = %g, but %s has %g; take the --model, --rope-theta and "
@@ -130,12 +136,15 @@ static inline void session_open_model(Session *s) {
         hf_config_parse(path, text, bytes, &type, 1);
         free(text);
     }
-    if (m->pos == POS_ROPE && m->max_T && run->T > m->max_T)
-        fprintf(
-            stderr,
-            "warning: --seq-len %d: the model is made for %d tokens, positions beyond are new to it; --rope-scaling "
-            "yarn:%d would stretch its range\n",
-            run->T, m->max_T, (int)ceil_div((size_t)run->T, (size_t)(m->rope.original ? m->rope.original : m->max_T)));
+    if (m->pos == POS_ROPE && m->max_T && run->T > m->max_T) {
+        const int original = rope_original(m);
+        fprintf(stderr, "warning: --seq-len %d: the model is made for %d tokens, positions beyond are new to it",
+                run->T, m->max_T);
+        if (original)
+            fprintf(stderr, "; --rope-scaling yarn:%d would stretch its range",
+                    (int)ceil_div((size_t)run->T, (size_t)original));
+        fprintf(stderr, "\n");
+    }
     if (run->plan) return;
     s->hf = model_is_directory(run) ? hf_open(run->model, m) : hf_new(m);
 }
@@ -158,17 +167,58 @@ static inline void session_report_files(const TokenFiles *f, const char *name, i
     if (f->kind == DATA_TOKENS && checked) printf(", %" PRIu64 " of them not scored", f->masked);
 }
 
+/* Text is bytes, and means something only to a model of bytes. */
+static inline void session_check_text(const Session *s, const char *option, const char *path) {
+    const TrainConfig *run = &s->run;
+    if (!model_is_directory(run)) return;
+    if (hf_has_tokenizer(run->model))
+        die("%s %s: is text, but %s has a tokenizer of its own; make token files: dev/data/prepare.py --model %s --out "
+            "NAME "
+            "%s",
+            option, path, run->model, run->model, path);
+    if (s->config.V != BYTES_V)
+        die("%s %s: is text, but the vocabulary of %d of %s is no vocabulary of bytes (%d), and it has no tokenizer; "
+            "give "
+            "token files",
+            option, path, s->config.V, run->model, BYTES_V);
+}
+
+/* --val from files. */
+static inline void session_open_val(Session *s) {
+    const TrainConfig *run = &s->run;
+    const uint64_t T = (uint64_t)run->T;
+    s->val_files = files_open("--val", run->val);
+    if (s->val_files.kind == DATA_TOKENS) s->val_files.V = s->config.V;
+    else session_check_text(s, "--val", run->val);
+    if (s->val_files.count < T + 1)
+        die("--val %s: %" PRIu64 " tokens, but one sequence needs %" PRIu64, run->val, s->val_files.count, T + 1);
+    if (!run->plan) files_check(&s->val_files, s->config.V);
+    s->val = data_open_files(&s->val_files, run->T, 0, s->val_files.count, 0, 0);
+}
+
+/* How much of the validation data is used. */
+static inline void session_report_val(Session *s) {
+    const TrainConfig *run = &s->run;
+    s->val_sequences = (int)min_size((size_t)run->val_seqs, (size_t)s->val.samples);
+    if (!s->val_sequences) {
+        printf("validation: none%s\n",
+               run->val_seqs ? "; the last tenth of the data does not hold one sequence, give --val" : "");
+        return;
+    }
+    printf("validation: ");
+    if (*run->val) session_report_files(&s->val_files, run->val, !run->plan);
+    else printf("the last tenth of it");
+    printf(", %d of %" PRIu64 " sequences\n", s->val_sequences, s->val.samples);
+}
+
 /* --data and --val from files; without --val the last tenth of the data is held out. */
 static inline void session_open_files(Session *s) {
     const TrainConfig *run = &s->run;
     const uint64_t T = (uint64_t)run->T, need = (uint64_t)run->B * T + 1;
     s->train_files = files_open("--data", run->data);
+    if (s->train_files.kind == DATA_TOKENS) s->train_files.V = s->config.V;
     const uint64_t tokens = s->train_files.count;
-    if (s->train_files.kind == DATA_BYTES && model_is_directory(run) && hf_has_tokenizer(run->model))
-        die("--data %s: is text, but %s has a tokenizer of its own; make token files: dev/data/prepare.py --model %s "
-            "--out "
-            "NAME %s",
-            run->data, run->model, run->model, run->data);
+    if (s->train_files.kind == DATA_BYTES) session_check_text(s, "--data", run->data);
     uint64_t held = *run->val || run->val_seqs == 0 ? 0 : tokens / 10;
     if (held < T + 1 || tokens - held < need) held = 0; /* too short to be worth a sequence */
     if (tokens - held < need)
@@ -176,13 +226,9 @@ static inline void session_open_files(Session *s) {
             "; use a smaller --seq-len or --batch",
             run->data, tokens, run->B, run->T, need);
     if (*run->val) {
-        s->val_files = files_open("--val", run->val);
-        if (s->val_files.count < T + 1)
-            die("--val %s: %" PRIu64 " tokens, but one sequence needs %" PRIu64, run->val, s->val_files.count, T + 1);
+        session_open_val(s);
         if (s->val_files.kind != s->train_files.kind)
             die("--val %s: --data and --val must both be text, or both token ids", run->val);
-        if (!run->plan) files_check(&s->val_files, s->config.V);
-        s->val = data_open_files(&s->val_files, run->T, 0, s->val_files.count, 0, 0);
     }
     if (!run->plan) files_check(&s->train_files, s->config.V);
     if (s->train_files.masked == tokens) die("--data %s: no token is scored: there is nothing to train on", run->data);
@@ -192,16 +238,7 @@ static inline void session_open_files(Session *s) {
     session_report_files(&s->train_files, run->data, !run->plan);
     printf("; training on %" PRIu64 ": %" PRIu64 " sequences, %" PRIu64 " tokens at the end unused\n", s->train.count,
            s->train.samples, s->train.count - 1 - s->train.samples * T);
-    s->val_sequences = (int)min_size((size_t)run->val_seqs, (size_t)s->val.samples);
-    if (s->val_sequences) {
-        printf("validation: ");
-        if (*run->val) session_report_files(&s->val_files, run->val, !run->plan);
-        else printf("the last tenth of it");
-        printf(", %d of %" PRIu64 " sequences\n", s->val_sequences, s->val.samples);
-    } else {
-        printf("validation: none%s\n",
-               run->val_seqs ? "; the last tenth of the data does not hold one sequence, give --val" : "");
-    }
+    session_report_val(s);
 }
 
 /* Opens what there is to train on and says what it is. */
@@ -212,7 +249,14 @@ static inline void session_open_data(Session *s) {
             die("--data: what should %s be trained on? Give --data FILES (dev/data/prepare.py makes them), or --steps "
                 "0",
                 run->model);
+        if (run->recall_distance) die("--recall-distance %d: only --data recall has distances", run->recall_distance);
         s->train.kind = DATA_TOKENS;
+        if (*run->val) {
+            session_open_val(s);
+            session_report_val(s);
+            s->train.kind = s->val_files.kind;
+            s->train.V = s->val_files.V;
+        }
         return;
     }
     if (strcmp(run->data, "recall") != 0) {
@@ -294,6 +338,16 @@ static inline void session_plan_sample(Session *s) {
 
 /* A file about to be written must not be one that is read. */
 static inline void session_refuse_data_file(const Session *s, const char *option, const char *path) {
+    char own[3][MAX_PATH_BYTES] = {"", "", ""};
+    if (*s->hf.dir) {
+        path_join(own[0], s->hf.dir, "config.json");
+        path_join(own[1], s->hf.dir, "tokenizer.json");
+        path_join(own[2], s->hf.dir, "model.safetensors.index.json");
+    }
+    for (int i = 0; *path && i < 3 + s->hf.num_files; i++) {
+        if (same_file(path, i < 3 ? own[i] : s->hf.paths[i - 3]))
+            die("%s %s: is a file of --model; give it another name", option, path);
+    }
     for (int i = 0; *path && i < s->train_files.num_shards + s->val_files.num_shards; i++) {
         const int val = i - s->train_files.num_shards;
         const char *read = val < 0 ? s->train_files.shards[i].path : s->val_files.shards[val].path;
@@ -323,13 +377,20 @@ static inline void session_report_model(const ModelConfig *c, const TrainConfig 
            N > 1 ? "s" : "", chunk_size, run->P, threads, threads > 1 ? "s" : "");
 }
 
-/* --out: the directory, if no other run's checkpoints are there. (With --resume it is open already.) */
+/* --out: the directory, if no other run's checkpoints or model are there. (With --resume it is open already.) */
 static inline void session_open_out(Session *s) {
+    char path[MAX_PATH_BYTES];
     if (s->lock < 0) s->lock = checkpoint_open_dir(s->run.out);
     const int latest = checkpoint_latest(s->run.out, INT32_MAX);
     if (s->resumed < 0 && latest >= 0)
         die("--out %s: holds a checkpoint of step %d; add --resume to go on from it, or give another directory",
             s->run.out, latest);
+    hf_save_recover(s->run.out);
+    path_join(path, s->run.out, "model");
+    hf_check_target(&s->hf, s->run.out);
+    if (s->resumed < 0 && access(path, F_OK) == 0)
+        die("--out %s: holds a model already, and no checkpoint that it belongs to; give another directory",
+            s->run.out);
 }
 
 /* A sample of s->sample_total tokens, the prompt's first: as text if the data are text or the model has a vocabulary, else

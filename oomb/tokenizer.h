@@ -201,15 +201,11 @@ static inline Tokenizer tokenizer_parse(const char *path, const char *text, size
 static inline Tokenizer tokenizer_open(const char *dir) {
     Tokenizer t;
     char path[MAX_PATH_BYTES];
-    uint64_t bytes;
+    size_t bytes;
     memset(&t, 0, sizeof t);
     if (snprintf(path, sizeof path, "%s/tokenizer.json", dir) >= (int)sizeof path || access(path, F_OK) != 0) return t;
-    FILE *f = xopen_read(path, &bytes);
-    if (bytes > TOKENIZER_BYTES) die("%s: %llu bytes are too many for a tokenizer", path, (unsigned long long)bytes);
-    char *text = (char *)xcalloc((size_t)bytes + 1, 1);
-    xread_at(f, path, 0, text, (size_t)bytes);
-    fclose(f);
-    t = tokenizer_parse(path, text, (size_t)bytes);
+    char *text = xread_text(path, TOKENIZER_BYTES, &bytes);
+    t = tokenizer_parse(path, text, bytes);
     free(text);
     return t;
 }

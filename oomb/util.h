@@ -98,6 +98,19 @@ static inline void xread_at(FILE *f, const char *path, uint64_t offset, void *ds
     }
 }
 
+/* All of a file of at most `limit` bytes, with a 0 behind it; *bytes: its length. The caller frees. */
+static inline char *xread_text(const char *path, uint64_t limit, size_t *bytes) {
+    uint64_t n;
+    FILE *f = xopen_read(path, &n);
+    if (n > limit)
+        die("%s: %llu bytes; such a file has %llu at most", path, (unsigned long long)n, (unsigned long long)limit);
+    char *text = (char *)xcalloc((size_t)n + 1, 1);
+    xread_at(f, path, 0, text, (size_t)n);
+    fclose(f);
+    *bytes = (size_t)n;
+    return text;
+}
+
 /* All of data to `offset` of fd. Returns 0, or the errno of what went wrong. */
 static inline int write_at(int fd, uint64_t offset, const void *data, size_t bytes) {
     for (const char *p = (const char *)data; bytes > 0;) {

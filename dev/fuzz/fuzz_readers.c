@@ -152,11 +152,36 @@ static void read_tokenizer(const uint8_t *data, size_t n) {
     tokenizer_close(&t);
 }
 
-/* The index may name files that are there: this one, and itself. */
+/* A directory with two shards, x-1 and x-2.safetensors, for the index to name. */
+static char shards[64] = "/tmp/oomb-fuzz-XXXXXX";
+
+static void remove_shards(void) {
+    char name[100];
+    for (int i = 1; i < 3; i++) {
+        snprintf(name, sizeof name, "%s/x-%d.safetensors", shards, i);
+        unlink(name);
+    }
+    rmdir(shards);
+}
+
+static void make_shards(void) {
+    if (!mkdtemp(shards)) abort();
+    atexit(remove_shards);
+    for (int i = 1; i < 3; i++) {
+        char name[100];
+        const uint64_t one = 1;
+        const float x = 1;
+        snprintf(name, sizeof name, "%s/x-%d.safetensors", shards, i);
+        SafeWriter w = safe_create(name, 1);
+        safe_write_at(&w, safe_add(&w, i == 1 ? "a" : "b", SAFE_F32, 1, &one), &x, 4);
+        if (safe_finish(&w)) abort();
+    }
+}
+
 static void read_index(const uint8_t *data, size_t n) {
     static HfModel h;
     memset(&h, 0, sizeof h);
-    snprintf(h.dir, sizeof h.dir, "/nonexistent");
+    snprintf(h.dir, sizeof h.dir, "%s", shards);
     hf_read_index(&h, "index", (const char *)data, n);
     hf_close(&h);
 }
@@ -185,7 +210,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     if (file < 0) {
         quiet = fopen("/dev/null", "w");
+        make_shards();
         memset(opened, 0, sizeof opened); /* that one stays */
+        memset(held, 0, sizeof held);
         file = memfd_create("input", 0);
         if (file < 0 || !quiet) abort();
         snprintf(path, sizeof path, "/proc/self/fd/%d", file);

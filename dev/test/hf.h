@@ -230,6 +230,14 @@ static void test_hf_rope(void) {
          "\"max_position_embeddings\":32768,\"rope_theta\":1000000.0,\"rope_scaling\":{\"factor\":4.0,\"type\":"
          "\"yarn\"}",
          128},
+        {"qwen2.5-7b-yarn", /* given at the top, it prevails */
+         "\"max_position_embeddings\":131072,\"original_max_position_embeddings\":32768,\"rope_theta\":1000000.0,"
+         "\"rope_scaling\":{\"factor\":4.0,\"original_max_position_embeddings\":9,\"type\":\"yarn\"}",
+         128},
+        {"qwen2.5-7b-yarn",
+         "\"max_position_embeddings\":131072,\"original_max_position_embeddings\":32768,\"rope_theta\":1000000.0,"
+         "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":null}",
+         128},
         {"qwen2.5-7b-yarn", /* and the factor from the two contexts */
          "\"max_position_embeddings\":131072,\"rope_theta\":1000000.0,\"rope_scaling\":{\"rope_type\":\"yarn\","
          "\"factor\":null,"
@@ -250,7 +258,8 @@ static void test_hf_rope(void) {
          64},
         {"linear", "\"max_position_embeddings\":16384,\"rope_scaling\":{\"type\":\"linear\",\"factor\":4.0}", 128},
         {"linear", /* an object for each kind of layer */
-         "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":4.0,\"rope_theta\":10000.0}}",
+         "\"layer_types\":[\"full_attention\"],\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\","
+         "\"factor\":4.0,\"rope_theta\":10000.0}}",
          128},
     };
     char path[300], text[1000], name[100];
@@ -309,6 +318,12 @@ static const struct {
      {"\"scale_attn_by_inverse_layer_idx\" is true"}},
     {"gpt2", "\"add_cross_attention\": false", "\"add_cross_attention\": true", {"\"add_cross_attention\" is true"}},
     {"gpt2", "\"layer_norm_epsilon\": 1e-05", "\"layer_norm_epsilon\": -1", {"epsilon"}},
+    {"llama-linear",
+     "\"rope_scaling\": {",
+     "\"rope_parameters\": {\"full_attention\": {}}, \"x\": {",
+     {"\"rope_parameters.full_attention\" is not known"}},
+    {"mistral", "\"use_cache\": true", "\"is_causal\": false", {"\"is_causal\" is false"}},
+    {"mistral", "\"use_cache\": true", "\"per_layer_config\": {\"0\": {}}", {"\"per_layer_config\" is not supported"}},
     {"mistral", "\"silu\"", "\"gelu\"", {"\"hidden_act\" is \"gelu\"", "\"silu\""}},
     {"mistral", "\"silu\"", "null, \"quantization_config\": {\"bits\": 4}", {"quantised"}},
     {"mistral", "\"num_attention_heads\": 7", "\"num_attention_heads\": 0", {"\"num_attention_heads\" is 0"}},
@@ -400,12 +415,12 @@ static void test_hf_config_defaults(void) {
          "{}"},
         {"llama-linear",
          "\"rope_scaling\": {\n    \"factor\": 2.5,\n    \"type\": \"linear\"\n  },\n  \"rope_theta\": 100.0",
-         "\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"linear\", \"rope_theta\": 100, \"factor\": "
+         "\"layer_types\": [], \"rope_parameters\": {\"full_attention\": {\"rope_type\": \"linear\", \"rope_theta\": "
+         "100, \"factor\": "
          "2.5}}"},
         {"qwen2-yarn", "\"sliding_window\": null", "\"sliding_window\": 4"}, /* not used */
-        {"qwen2-yarn", "\"truncate\"", "\"truncate\""},
     };
-    for (int i = 0; i + 1 < COUNT(same); i++) {
+    for (int i = 0; i < COUNT(same); i++) {
         char *text = fixture_config(same[i].fixture), *other = edited(text, same[i].from, same[i].to);
         const ModelConfig a = parsed(text), b = parsed(other);
         check(same_config(&a, &b), "%s: with %s instead of %s it is another model", same[i].fixture, same[i].to,
@@ -432,9 +447,8 @@ static void test_hf_config_defaults(void) {
         {"mistral", "\"sliding_window\": 64,", "", 4096},
         {"mistral", "\"sliding_window\": 64", "\"sliding_window\": null", 0},
         {"qwen3", "\"use_sliding_window\": false", "\"use_sliding_window\": true", 0}, /* layer_types: all are full */
-        {"qwen3", "\"use_sliding_window\": false", "\"use_sliding_window\": true, \"x\": [", -1},
     };
-    for (int i = 0; windows[i].window >= 0; i++) {
+    for (int i = 0; i < COUNT(windows); i++) {
         text = fixture_config(windows[i].fixture);
         char *other = edited(text, windows[i].from, windows[i].to);
         const ModelConfig m = parsed(other);
@@ -513,12 +527,19 @@ static void die_of_scaling(void *text) {
     rope_set_scaling(&m, (const char *)text);
 }
 
+static void die_of_linear(void *text) {
+    ModelConfig m = model_config(preset_find("tiny"));
+    rope_set_scaling(&m, "linear:3:50");
+    rope_set_scaling(&m, (const char *)text);
+}
+
 static void test_hf_scaling_option(void) {
     static const char *const bad[] = {"yarn",        "yarn:",        "yarn:x",           "yarn:0.5",
                                       "yarn:4:",     "yarn:4:0",     "none:2",           "dynamic:2",
                                       "yarn:4:99:1", "yarn:nan:100", "yarn:4:9999999999"};
     for (int i = 0; i < COUNT(bad); i++)
         check_dies(bad[i], die_of_scaling, (void *)bad[i], (const char *const[3]){"--rope-scaling", bad[i]});
+    check_dies("after linear", die_of_linear, (void *)"yarn:4", (const char *const[3]){"before any scaling"});
     check_dies("no context", die_of_scaling, (void *)"yarn:4",
                (const char *const[3]){"for what context", "yarn:4:4096"});
     ModelConfig m = model_config(preset_find("tiny"));
@@ -533,6 +554,10 @@ static void test_hf_scaling_option(void) {
           "llama3:2.5 after yarn");
     rope_set_scaling(&m, "linear:3:50");
     check(m.rope.kind == ROPE_LINEAR && m.rope.factor == 3 && m.max_T == 150, "linear:3:50");
+    check(rope_original(&m) == 0, "a linear scaling says nowhere what it began with");
+    rope_set_scaling(&m, "yarn:2:50");
+    rope_set_scaling(&m, "none");
+    check(m.rope.kind == ROPE_NONE && m.max_T == 50 && rope_original(&m) == 50, "none after yarn");
 }
 
 // ----------------------------------------------------------------------------------------------
@@ -652,7 +677,7 @@ static void test_hf_weights_hostile(void) {
     check_model_dies("renamed", "mistral", &(Change){KEEP, .rename = q, .to = "model.layers.1.self_attn.W_q"}, q,
                      "is missing");
     check_model_dies("unknown", "mistral", &(Change){KEEP, .copy = q, .as = "model.layers.2.self_attn.q_proj.weight"},
-                     "model.layers.2.self_attn.q_proj.weight", "is no part of a llama model");
+                     "model.layers.2.self_attn.q_proj.weight", "is no part of a mistral model");
     check_model_dies("adapter", "mistral",
                      &(Change){KEEP, .copy = q, .as = "model.layers.1.self_attn.q_proj.lora_A.weight"}, "lora_A",
                      "is no part");
@@ -893,8 +918,14 @@ static void test_hf_round_trip(void) {
 /* The save of a model stopped at, and with a full disk at, every system call: DIR/model is the old one, or the new one, or (only
    when the machine stops between two renames) not there, with the old one beside it; never half of one. */
 static void test_hf_save_faults(void) {
-    Loaded *x = load_directory("dev/ref/fixtures/qwen3", 8, 8, 4);
     char dir[600], path[700], command[2000];
+    snprintf(command, sizeof command,
+             "cp -r dev/ref/fixtures/qwen3 '%s/source' && echo {} >'%s/source/tokenizer.json' && "
+             "echo free >'%s/source/LICENSE'",
+             scratch_dir, scratch_dir, scratch_dir);
+    if (system(command) != 0) die("%s", command);
+    snprintf(path, sizeof path, "%s/source", scratch_dir);
+    Loaded *x = load_directory(path, 8, 8, 4);
     snprintf(dir, sizeof dir, "%s/out", scratch_dir);
     snprintf(path, sizeof path, "%s/model", dir);
     saved(x, "out", HF_SAVE_SAME);
@@ -928,10 +959,13 @@ static void test_hf_save_faults(void) {
             }
             fault_at = 0;
             if (access(path, F_OK) != 0) {
-                snprintf(command, sizeof command, "mv '%s/.deleting-model' '%s'", dir, path);
-                check(fault_stops && system(command) == 0, "call %d of %d: no model is left", at, calls);
+                check(fault_stops, "call %d of %d: no model is left", at, calls);
                 gone++;
             }
+            hf_save_recover(dir); /* the next start */
+            snprintf(command, sizeof command, "%s/model/LICENSE", dir);
+            check(same_bytes(command, scratch_path("source/LICENSE")), "call %d of %d: half a model is left", at,
+                  calls);
             Loaded *y = load_directory(path, 8, 8, 4);
             const floatX is = *y->trial->m.params;
             check(is == old || is == (floatX)(float)(old + 1), "call %d of %d: %g", at, calls, (double)is);
@@ -946,6 +980,13 @@ static void test_hf_save_faults(void) {
         }
     }
     fault_stops = 0;
+    /* the next save fails after a stop between the renames: the old model must still be there */
+    snprintf(command, sizeof command, "cd '%s' && mv model .deleting-model && mkdir .writing-model", dir);
+    check(system(command) == 0, "%s", command);
+    fault_count = 0, fault_at = 4;
+    check(hf_save(&x->trial->m, &x->hf, dir, 8, HF_SAVE_SAME, x->windows) != 0, "a fault without an error");
+    fault_at = 0;
+    unload(load_directory(path, 8, 8, 4));
     printf(
         "    %d system calls: after a full disk %d times the old model, after a stop %d times and %d times beside it\n",
         calls, kept[0], kept[1], gone);
@@ -1094,7 +1135,8 @@ static void test_hf_run(void) {
 
     /* lengths, and how they are stretched */
     says_here("--model @/model -n 0 -T 65", 0, "warning: --seq-len 65: the model is made for 64 tokens");
-    says_here("--model @/model -n 0 -T 64 --out @/e", 0, "e/model, ");
+    says_here("--model @/model -n 0 -T 100 --out @/e", 0, "e/model, "); /* not trained: nothing has changed */
+    shell("cmp model/config.json e/model/config.json");
     run_here("--model @/model -n 0 -T 200 --rope-scaling yarn:4 --out @/f", output, sizeof output);
     check(!strstr(output, "warning") && strstr(output, "yarn scaling by 4, for a context of 256"), "yarn:4: %s",
           output);
@@ -1102,7 +1144,8 @@ static void test_hf_run(void) {
           "'\"original_max_position_embeddings\": 64' f/model/config.json");
     says_here("--model @/f/model -n 0 -T 256", 0,
               "yarn scaling by 4, for a context of 256"); /* it stays with the model */
-    says_here("--model @/model -n 0 -T 100 --rope-theta 1e6 --out @/g", 0, "g/model, ");
+    says_here("--model @/model --data @/tokens.bin --val-seqs 0 --page 4 -n 1 -T 100 --rope-theta 1e6 --out @/g", 0,
+              "g/model, ");
     shell("grep -q '\"rope_theta\": 1e+06' g/model/config.json && grep -q '\"max_position_embeddings\": 100' "
           "g/model/config.json");
     says_here("--model dev/ref/fixtures/mistral -n 0 -T 65", 1, "look back 64 tokens only");
@@ -1113,7 +1156,7 @@ static void test_hf_run(void) {
     /* what must be refused */
     says_here("--model @/model -n 1", 1, "--data: what should");
     says_here("--model @/model --data @/text -n 1", 1, "dev/data/prepare.py --model");
-    says_here("--model dev/ref/fixtures/qwen3 --data @/text -n 1", 1, "vocabulary of 37");
+    says_here("--model dev/ref/fixtures/qwen3 --data @/text -n 1", 1, "the vocabulary of 37");
     says_here("--model @/nowhere", 1, "neither a directory nor a preset; presets are recall, tiny");
     says_here("--model @/text", 1, "neither a directory nor a preset");
     says_here("--model gpt2 --rope-theta 7", 1, "--rope-theta: gpt2 has learned positions");
@@ -1121,8 +1164,56 @@ static void test_hf_run(void) {
     says_here("--save-dtype bf16", 1, "--save-dtype: where to?");
     const char *large = changed_fixture("qwen3", "large", &(Change){KEEP, .first = 1e6});
     snprintf(command, sizeof command, "--model %s -n 0 --save-dtype f16 --out @/h", large);
-    says_here(command, 1, "a weight of model.embed_tokens.weight is too large for F16");
-    shell("test ! -e h/model");
+    says_here(command, 1, "a weight of model.embed_tokens.weight is too large for F16; give --save-dtype f32, or bf16");
+    shell("test ! -e h/model && test ! -e h/.writing-model");
+
+    /* DIR/model is replaced: only if it is ours, and not what is read */
+    says_here("--model @/a/model -n 0 --out @/a", 1, "holds a checkpoint of step 4");
+    says_here("--model @/c/model -n 0 --out @/c", 1, "would replace the model that is read");
+    says_here("--model @/model -n 0 --out @/c", 1, "holds a model already");
+    shell("mkdir l && ln -s ../model l/model && mkdir -p u/model && touch u/model/thesis.txt v && cp -r a w && touch "
+          "w/model/notes");
+    says_here("--model @/l/model -n 0 --out @/l", 1, "is in the way");
+    says_here("--model @/model -n 0 --out @/l", 1, "is in the way");
+    says_here("--model @/model -n 0 --out @/u", 1, "u/model/thesis.txt is not of this program");
+    says_here("--out @/w --resume", 1, "w/model/notes is not of this program");
+    shell("test -e model/model-00001-of-00003.safetensors && test -e u/model/thesis.txt && touch x && mkdir y && mv x "
+          "y/model");
+    says_here("--model @/model -n 0 --out @/y", 1, "is in the way");
+    shell("mkdir -p z/.writing-model && touch z/.writing-model/model.safetensors && mkdir z/.deleting-model && touch "
+          "z/.deleting-model/config.json");
+    says_here("--model @/model -n 0 --plan", 0, "work of a step");
+    says_here("--model @/model -n 0 --out @/z", 1, "holds a model already"); /* the old one has its name back */
+    shell("test -e z/model/config.json && test ! -e z/.writing-model");
+    says_here("--model @/model -n 0 --dump @/model/tokenizer.json", 1, "there is no step");
+    says_here(RUN "-n 1 --dump @/model/tokenizer.json", 1, "is a file of --model");
+    says_here(RUN "-n 1 --log @/model/config.json", 1, "is a file of --model");
+
+    /* the model directory moves; the run goes on with the new place */
+    shell("cp -r a moved && mv model elsewhere");
+    says_here("--out @/moved --resume -n 5", 1, "neither a directory nor a preset");
+    says_here("--out @/moved --resume -n 5 --model @/elsewhere", 0, "resume: --model is");
+    shell("mv elsewhere model");
+
+    /* measuring a model: validation data alone */
+    says_here("--model @/model -n 0 --val @/tokens.bin -T 24 --val-seqs 3", 0, "72 targets in 3 sequences");
+    says_here("--model @/model -n 0 --val @/nowhere", 1, "nowhere: cannot open");
+    says_here("--model @/model -n 0 --recall-distance 9", 1, "only --data recall has distances");
+    says_here("--plan --model @/model --data @/tokens.bin -T 24", 0, "work of a step");
+    says_here("--plan --model @/model --data @/text -T 24", 1, "dev/data/prepare.py --model");
+
+    /* a preset's name is a preset, and a directory of that name is not taken for one in silence */
+    snprintf(command, sizeof command,
+             "mkdir -p gpt2 && cp model/config.json gpt2 && P=$(cd '%s' && realpath %s) && { \"$P\" --model gpt2 -n 0 "
+             "2>&1 | grep -q 'give ./gpt2'; }",
+             getenv("PWD"), PROGRAM);
+    shell(command);
+    /* a model without its tokenizer: its vocabulary is not bytes */
+    says_here("--data recall --model recall -n 0 --val-seqs 0 --out @/recall", 0, "recall/model, ");
+    says_here("--model @/recall/model --data @/text -T 64 -n 1", 1, "is no vocabulary of bytes (257)");
+    shell("chmod 000 model/tokenizer.json; test $(id -u) = 0 || touch unreadable");
+    if (access(scratch_path("unreadable"), F_OK) == 0) says_here("--model @/model -n 0", 1, "cannot be read");
+    shell("chmod 644 model/tokenizer.json");
 
     /* a plan needs config.json and nothing else */
     shell("mkdir bare && cp model/config.json bare");
