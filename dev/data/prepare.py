@@ -45,6 +45,14 @@ def read_json(path):
         fail(f"{path}: {e}")
 
 
+def read_object(directory, name):
+    path = os.path.join(directory, name)
+    value = read_json(path)
+    if not isinstance(value, dict):
+        fail(f"{path}: must be an object")
+    return value
+
+
 class Bytes:
     """Ids are bytes; an encoding has the offsets of each byte's character, as those of the package have."""
 
@@ -62,6 +70,13 @@ class Bytes:
             yield ids, offsets
 
 
+def untrimmed(x):
+    """A tokenizer whose offsets tell all characters of a token, its spaces too; the ids are the same."""
+    if isinstance(x, dict):
+        return {key: False if key == "trim_offsets" else untrimmed(y) for key, y in x.items()}
+    return [untrimmed(y) for y in x] if isinstance(x, list) else x
+
+
 class FromFile:
     """A tokenizer.json."""
 
@@ -75,7 +90,7 @@ class FromFile:
         except ImportError:
             fail("the Python package `tokenizers` is needed: pip install tokenizers")
         try:
-            self.tokenizer = Tokenizer.from_file(path)
+            self.tokenizer = Tokenizer.from_str(json.dumps(untrimmed(read_json(path))))
         except Exception as e:  # the package has no class of its own for this
             fail(f"{path}: {e}")
         self.tokenizer.no_truncation()  # a file may ask for it, for other purposes
@@ -89,19 +104,14 @@ class FromFile:
 
 
 def end_of_text(directory, tokenizer):
-    """The ids of the model's end token: from config.json, else by its name in tokenizer_config.json."""
-    config = read_json(os.path.join(directory, "config.json"))
-    if tokenizer.vocabulary > config.get("vocab_size", 0):
-        fail(f"{directory}: its tokenizer has ids up to {tokenizer.vocabulary - 1}, but the model's vocabulary has "
-             f"{config.get('vocab_size', 0)}")
-    end = config.get("eos_token_id")
+    """The ids of the model's end token: by its name in tokenizer_config.json, else from config.json."""
+    end = read_object(directory, "config.json").get("eos_token_id")
     end = end[0] if isinstance(end, list) and end else end
-    path = os.path.join(directory, "tokenizer_config.json")
-    if os.path.exists(path):
-        name = read_json(path).get("eos_token")
+    if os.path.exists(os.path.join(directory, "tokenizer_config.json")):
+        name = read_object(directory, "tokenizer_config.json").get("eos_token")
         name = name.get("content") if isinstance(name, dict) else name
-        end = tokenizer.ids.get(name, end)
-    if not isinstance(end, int):
+        end = tokenizer.ids.get(name, end) if isinstance(name, str) else end
+    if type(end) is not int or not 0 <= end < NOT_SCORED:
         fail(f"{directory}: neither config.json nor tokenizer_config.json has an end-of-text token; give --end ID, or --end none")
     return [end]
 
@@ -164,14 +174,12 @@ def check_spans(spans, text, where):
 
 
 def mark(ids, offsets, spans):
-    """Ids of tokens that have a character in a span get the top bit. The space that a tokenizer leaves out of a token's
-    offsets belongs to the token that follows it."""
+    """Ids of tokens that have a character in a span get the top bit."""
     if not spans:
         return ids
-    marked, before = [], 0
+    marked = []
     ends = [end for _, end in spans]
     for id, (begin, end) in zip(ids, offsets):
-        begin, before = min(begin, before), max(before, end)
         k = bisect.bisect_right(ends, begin)  # the first span that ends behind `begin`
         marked.append(id | NOT_SCORED if end > begin and k < len(spans) and spans[k][0] < end else id)
     return marked
@@ -205,7 +213,8 @@ def documents(path, args, done):
                 text.encode()
             except UnicodeEncodeError:
                 fail(f'{where}: "{args.text}" has half a surrogate pair, which is no character')
-            yield text, check_spans(record.get(args.unscored) or [], text, f'{where}, "{args.unscored}"')
+            spans = record.get(args.unscored)
+            yield text, check_spans([] if spans is None else spans, text, f'{where}, "{args.unscored}"')
 
 
 class Progress:
@@ -265,7 +274,7 @@ def tokenize(args, tokenizer, shards):
 def token_option(text, name):
     if text == "none":
         return []
-    if not text.isdigit() or int(text) >= NOT_SCORED:
+    if not (text.isascii() and text.isdigit()) or int(text) >= NOT_SCORED:
         fail(f"--{name} {text}: must be a token id, or none")
     return [int(text)]
 
@@ -287,6 +296,8 @@ def options():
         fail("give --model DIR or --tokenizer FILE, and not both")
     if args.ids is None and not (args.out and args.texts):
         fail("give --out PREFIX and files of text, or --ids TEXT")
+    if args.ids is not None and (args.out or args.texts or args.end):
+        fail("--ids only prints ids; leave --out, --end and files out")
     if not 1 <= args.shard_tokens < 2**31:
         fail(f"--shard-tokens {args.shard_tokens}: must be from 1 to {2**31 - 1}")
     return args
@@ -296,11 +307,14 @@ def main():
     args = options()
     path = args.tokenizer or os.path.join(args.model, "tokenizer.json")
     tokenizer = Bytes() if path == "bytes" else FromFile(path)
-    if args.ids is not None:
-        print(*next(iter(tokenizer.encode([args.ids])))[0])
-        return
     if args.begin is not None:
         tokenizer.begin = token_option(args.begin, "begin")
+    if args.ids is not None:
+        try:
+            print(*tokenizer.begin, *next(iter(tokenizer.encode([args.ids])))[0])
+        except UnicodeEncodeError:
+            fail("--ids: the text is not UTF-8")
+        return
     if args.end is not None:
         tokenizer.end = token_option(args.end, "end")
     elif args.model:
@@ -308,6 +322,10 @@ def main():
     elif path != "bytes":
         fail("--tokenizer FILE does not say which token ends a document: give --end ID, or --end none")
     vocabulary = max([tokenizer.vocabulary - 1] + tokenizer.begin + tokenizer.end) + 1
+    if args.model:
+        size = read_object(args.model, "config.json").get("vocab_size")
+        if type(size) is not int or vocabulary > size:
+            fail(f"{args.model}: its tokens have ids up to {vocabulary - 1}, but the vocabulary of its config.json has {size}")
     there = sorted(glob.glob(glob.escape(args.out) + "_[0-9]*.bin"))
     if there:
         fail(f"{there[0]}: is there already, and would be taken for a shard of this run; give another --out")
