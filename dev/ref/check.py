@@ -135,7 +135,7 @@ def check_exports(temporary):
         trained = ["--model", directory, "--data", tokens, "-T", str(T), "-n", "3", "--lr", "1e-3", "--val-seqs", "0"]
         check_export(f"{name}, trained", temporary, T, *trained)
         check_export(f"{name}, trained, in float32", temporary, T, *trained, "--save-dtype", "f32")
-    for name, scaling in (("qwen3", "yarn:4"), ("mistral", "linear:2"), ("llama-linear", "llama3:8"), ("llama-llama3", "none"),
+    for name, scaling in (("qwen3", "yarn:4"), ("mistral", "linear:2"), ("llama-linear", "llama3:8:26"), ("llama-llama3", "none"),
                           ("llama-linear", "yarn:3:20"), ("qwen2-yarn", "linear:1.5")):
         check_export(f"{name} with --rope-scaling {scaling}, beyond its context", temporary, 60 if name == "mistral" else 150,
                      "--model", os.path.join(COMMITTED, name), "-n", "0", "--rope-scaling", scaling)
