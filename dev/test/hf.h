@@ -1093,23 +1093,35 @@ static void shell(const char *command) {
     if (system(text) != 0) die("%s", text);
 }
 
-/* Trained, stopped, resumed, exported, read again. */
-static void test_hf_run(void) {
+/* Where the tests run: the project. */
+static const char *here(void) {
+    static char path[MAX_PATH_BYTES];
+    if (!getcwd(path, sizeof path)) die("getcwd: %s", strerror(errno));
+    return path;
+}
+
+#define RUN "--model @/model --data @/tokens.bin -T 24 --chunk 8 --page 4 --val-seqs 2 --lr 1e-3 "
+
+/* In scratch_dir: model, with a vocabulary and a licence; tokens.bin; text; and a, a run of four steps. */
+static void hf_run_begin(void) {
     uint32_t ids[600];
-    char output[16384];
+    char command[5000];
     Rng r = rng_stream(41, 0, 0);
     for (int i = 0; i < 600; i++) ids[i] = (uint32_t)rng_below(&r, 37);
     write_tokens("tokens.bin", 20240520, 1, 600, 2, ids, 600, 0);
     shell("printf 'some text\\n%.0s' $(seq 100) >text");
-    char command[1000];
     snprintf(command, sizeof command,
              "cp -r '%s/dev/ref/fixtures/qwen3' model && touch model/README.md && printf 'x' >model/LICENSE && "
              "printf '%%s' '{\"decoder\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {\"A\": 5, \"\\u0120b\": "
              "6}}}' >model/tokenizer.json",
-             getenv("PWD"));
+             here());
     shell(command);
-#define RUN "--model @/model --data @/tokens.bin -T 24 --chunk 8 --page 4 --val-seqs 2 --lr 1e-3 "
     says_here(RUN "-n 4 --out @/a", 0, "a/model, ");
+}
+
+/* Trained, stopped, resumed, exported, read again. */
+static void test_hf_run(void) {
+    hf_run_begin();
     says_here(RUN "-n 4 --out @/b --save-every 2", 0, "b/model, ");
     shell("rm -r b/step-00000004 b/model");
     says_here("--out @/b --resume", 0, "b/model, ");
@@ -1133,7 +1145,22 @@ static void test_hf_run(void) {
     says_here("--model @/model -n 0 --prompt '5 6 6 5' --sample-len 1", 0, "sample   0 | A b bA");
     says_here("--model @/model -n 0 --prompt 'A b'", 1, "prepare.py --ids");
 
-    /* lengths, and how they are stretched */
+    /* a model that began here goes out too, without the padding of its vocabulary */
+    says_here("--data @/text -T 64 -n 2 --val-seqs 0 --model tiny --out @/i", 0, "i/model, ");
+    says_here("--model @/i/model --data @/text -T 64 -n 1 --out @/j", 0, "j/model, ");
+    says_here("--model tiny -n 1 --rope-scaling yarn:4:32 --data @/text -T 128 --val-seqs 0 --out @/k", 0, "k/model, ");
+    shell("grep -q '\"rope_type\": \"yarn\"' k/model/config.json");
+
+    /* the model directory moves; the run goes on with the new place */
+    shell("cp -r a moved && mv model elsewhere");
+    says_here("--out @/moved --resume -n 5", 1, "neither a directory nor a preset");
+    says_here("--out @/moved --resume -n 5 --model @/elsewhere", 0, "resume: --model is");
+}
+
+/* How far a model reaches, how it is stretched, and how it is measured and planned. */
+static void test_hf_run_lengths(void) {
+    char output[16384], command[5000];
+    hf_run_begin();
     says_here("--model @/model -n 0 -T 65", 0, "warning: --seq-len 65: the model is made for 64 tokens");
     says_here("--model @/model -n 0 -T 100 --out @/e", 0, "e/model, "); /* not trained: nothing has changed */
     shell("cmp model/config.json e/model/config.json");
@@ -1153,7 +1180,30 @@ static void test_hf_run(void) {
     says_here("--out @/f --resume --rope-scaling none", 1, "has no checkpoint"); /* nothing was trained */
     says_here("--out @/a --resume --rope-scaling yarn:2", 1, "--rope-scaling that it was trained with");
 
-    /* what must be refused */
+    /* measuring a model: validation data alone */
+    says_here("--model @/model -n 0 --val @/tokens.bin -T 24 --val-seqs 3", 0, "72 targets in 3 sequences");
+    says_here("--model @/model -n 0 --val @/nowhere", 1, "nowhere: cannot open");
+    says_here("--plan --model @/model --data @/tokens.bin -T 24", 0, "work of a step");
+    says_here("--plan --model @/model --data @/text -T 24", 1, "dev/data/prepare.py --model");
+
+    /* a plan needs config.json and nothing else */
+    shell("mkdir bare && cp model/config.json bare");
+    says_here("--plan --model @/bare -T 1M", 0, "work of a step");
+    says_here("--model @/bare -n 0", 1, "neither model.safetensors nor");
+    says_here("--model @/bare --help", 0, "whole context [64]");
+    snprintf(command, sizeof command,
+             "mkdir slides && sed 's/\"sliding_window\": 64/\"sliding_window\": 40/' "
+             "'%s/dev/ref/fixtures/mistral/config.json' >slides/config.json",
+             here());
+    shell(command);
+    says_here("--model @/slides --help", 0, "whole context [40]");
+}
+
+/* What must be refused. */
+static void test_hf_run_refused(void) {
+    char command[5000];
+    hf_run_begin();
+    says_here("--model @/model -n 0 --recall-distance 9", 1, "only --data recall has distances");
     says_here("--model @/model -n 1", 1, "--data: what should");
     says_here("--model @/model --data @/text -n 1", 1, "dev/data/prepare.py --model");
     says_here("--model dev/ref/fixtures/qwen3 --data @/text -n 1", 1, "the vocabulary of 37");
@@ -1167,7 +1217,24 @@ static void test_hf_run(void) {
     says_here(command, 1, "a weight of model.embed_tokens.weight is too large for F16; give --save-dtype f32, or bf16");
     shell("test ! -e h/model && test ! -e h/.writing-model");
 
-    /* DIR/model is replaced: only if it is ours, and not what is read */
+    /* a preset's name is a preset, and a directory of that name is not taken for one in silence */
+    snprintf(command, sizeof command,
+             "mkdir -p gpt2 && cp model/config.json gpt2 && P=$(cd '%s' && realpath %s) && { \"$P\" --model gpt2 -n 0 "
+             "2>&1 | grep -q 'give ./gpt2'; }",
+             here(), PROGRAM);
+    shell(command);
+    /* a model without its tokenizer: its vocabulary is not bytes */
+    says_here("--data recall --model recall -n 0 --val-seqs 0 --out @/recall", 0, "recall/model, ");
+    says_here("--model @/recall/model --data @/text -T 64 -n 1", 1, "is no vocabulary of bytes (257)");
+    shell("chmod 000 model/tokenizer.json; test $(id -u) = 0 || touch unreadable");
+    if (access(scratch_path("unreadable"), F_OK) == 0) says_here("--model @/model -n 0", 1, "cannot be read");
+    shell("chmod 644 model/tokenizer.json");
+}
+
+/* DIR/model is replaced: only if it is ours, and not what is read. */
+static void test_hf_run_replaces(void) {
+    hf_run_begin();
+    says_here("--model @/a/model -n 0 --out @/c", 0, "c/model, ");
     says_here("--model @/a/model -n 0 --out @/a", 1, "holds a checkpoint of step 4");
     says_here("--model @/c/model -n 0 --out @/c", 1, "would replace the model that is read");
     says_here("--model @/model -n 0 --out @/c", 1, "holds a model already");
@@ -1188,49 +1255,5 @@ static void test_hf_run(void) {
     says_here("--model @/model -n 0 --dump @/model/tokenizer.json", 1, "there is no step");
     says_here(RUN "-n 1 --dump @/model/tokenizer.json", 1, "is a file of --model");
     says_here(RUN "-n 1 --log @/model/config.json", 1, "is a file of --model");
-
-    /* the model directory moves; the run goes on with the new place */
-    shell("cp -r a moved && mv model elsewhere");
-    says_here("--out @/moved --resume -n 5", 1, "neither a directory nor a preset");
-    says_here("--out @/moved --resume -n 5 --model @/elsewhere", 0, "resume: --model is");
-    shell("mv elsewhere model");
-
-    /* measuring a model: validation data alone */
-    says_here("--model @/model -n 0 --val @/tokens.bin -T 24 --val-seqs 3", 0, "72 targets in 3 sequences");
-    says_here("--model @/model -n 0 --val @/nowhere", 1, "nowhere: cannot open");
-    says_here("--model @/model -n 0 --recall-distance 9", 1, "only --data recall has distances");
-    says_here("--plan --model @/model --data @/tokens.bin -T 24", 0, "work of a step");
-    says_here("--plan --model @/model --data @/text -T 24", 1, "dev/data/prepare.py --model");
-
-    /* a preset's name is a preset, and a directory of that name is not taken for one in silence */
-    snprintf(command, sizeof command,
-             "mkdir -p gpt2 && cp model/config.json gpt2 && P=$(cd '%s' && realpath %s) && { \"$P\" --model gpt2 -n 0 "
-             "2>&1 | grep -q 'give ./gpt2'; }",
-             getenv("PWD"), PROGRAM);
-    shell(command);
-    /* a model without its tokenizer: its vocabulary is not bytes */
-    says_here("--data recall --model recall -n 0 --val-seqs 0 --out @/recall", 0, "recall/model, ");
-    says_here("--model @/recall/model --data @/text -T 64 -n 1", 1, "is no vocabulary of bytes (257)");
-    shell("chmod 000 model/tokenizer.json; test $(id -u) = 0 || touch unreadable");
-    if (access(scratch_path("unreadable"), F_OK) == 0) says_here("--model @/model -n 0", 1, "cannot be read");
-    shell("chmod 644 model/tokenizer.json");
-
-    /* a plan needs config.json and nothing else */
-    shell("mkdir bare && cp model/config.json bare");
-    says_here("--plan --model @/bare -T 1M", 0, "work of a step");
-    says_here("--model @/bare -n 0", 1, "neither model.safetensors nor");
-    says_here("--model @/bare --help", 0, "whole context [64]");
-    snprintf(command, sizeof command,
-             "mkdir slides && sed 's/\"sliding_window\": 64/\"sliding_window\": 40/' "
-             "'%s/dev/ref/fixtures/mistral/config.json' >slides/config.json",
-             getenv("PWD"));
-    shell(command);
-    says_here("--model @/slides --help", 0, "whole context [40]");
-
-    /* a model that began here goes out too, without the padding of its vocabulary */
-    says_here("--data @/text -T 64 -n 2 --val-seqs 0 --model tiny --out @/i", 0, "i/model, ");
-    says_here("--model @/i/model --data @/text -T 64 -n 1 --out @/j", 0, "j/model, ");
-    says_here("--model tiny -n 1 --rope-scaling yarn:4:32 --data @/text -T 128 --val-seqs 0 --out @/k", 0, "k/model, ");
-    shell("grep -q '\"rope_type\": \"yarn\"' k/model/config.json");
-#undef RUN
 }
+#undef RUN
