@@ -1778,20 +1778,30 @@ static void validation_report(const Validation *v, const Data *d, int step, doub
 
 static volatile sig_atomic_t stop_signal; /* set by Ctrl-C: save after this step and end */
 
+/* The second Ctrl-C ends the program at once; but not one within a second of the first: `timeout`, and launchers like it,
+   send a signal to the program and to its group. */
 static void on_signal(int number) {
     static const char text[] = "\nstopping after this step, with a checkpoint; once more to stop at once\n";
+    static volatile double first;
     const int saved = errno;
-    stop_signal = number;
-    if (write(2, text, sizeof text - 1) < 0) stop_signal = number; /* not printf(): this is a handler */
+    if (stop_signal && now_ms() - first > 1000) {
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+    if (!stop_signal) {
+        first = now_ms();
+        if (write(2, text, sizeof text - 1) < 0) first = now_ms(); /* not printf(): this is a handler */
+        stop_signal = number;
+    }
     errno = saved;
 }
 
-/* The second Ctrl-C ends the program at once: the first puts the default back. So does the end of the last step (catch 0). */
+/* on: Ctrl-C and SIGTERM stop after a step; else at once, as at the start and after the last step. */
 static void catch_signals(int on) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_handler = on ? on_signal : SIG_DFL;
-    action.sa_flags = (int)(SA_RESETHAND | SA_RESTART);
+    action.sa_flags = SA_RESTART;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
 }

@@ -45,12 +45,14 @@ static inline int directory_sync(const char *path) {
     return fd < 0 ? errno : close_durably(fd, 0);
 }
 
-/* A directory of plain files, and the files in it; what cannot be removed is left. Of a symbolic link nothing is
-   removed, nor of what it leads to. */
+/* A directory of plain files, and the files in it; what cannot be removed is left. Of a symbolic link only the link: the
+   files that it leads to are someone's who put them elsewhere. */
 static inline void directory_remove(const char *path) {
     char file[MAX_PATH_BYTES];
     struct stat st;
-    DIR *d = lstat(path, &st) == 0 && S_ISDIR(st.st_mode) ? opendir(path) : NULL;
+    const int there = lstat(path, &st) == 0;
+    if (there && S_ISLNK(st.st_mode)) unlink(path);
+    DIR *d = there && S_ISDIR(st.st_mode) ? opendir(path) : NULL;
     for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
         path_join(file, path, e->d_name);

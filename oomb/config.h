@@ -92,8 +92,9 @@ enum {
     MAX_THREADS = 1024,
     MAX_WIDTH = 1 << 20, /* channels, MLP width, heads x head size: no product of sizes may overflow */
     MAX_LAYERS = 1 << 12,
-    MAX_OPTIONS = 48, /* of a run, on the command line and in a checkpoint */
-    MAX_VALUE = 4096, /* bytes of an option's value with its end; longer ones are refused */
+    MAX_STRETCH = 1 << 20, /* factor of a RoPE scaling */
+    MAX_OPTIONS = 48,      /* of a run, on the command line and in a checkpoint */
+    MAX_VALUE = 4096,      /* bytes of an option's value with its end; longer ones are refused */
 };
 
 typedef enum { RECOMPUTE_CHUNK, RECOMPUTE_LAYER } Recompute;

@@ -127,7 +127,7 @@ static inline size_t hf_window_size(const ModelConfig *m) {
 static inline int hf_is_companion(const char *name) {
     static const char *const begins[] = {"tokenizer",    "vocab",         "merges.txt",        "special_tokens_map",
                                          "added_tokens", "chat_template", "generation_config", "tekken.json",
-                                         "LICENSE",      "NOTICE"};
+                                         "LICENSE",      "License",       "USE_POLICY",        "NOTICE"};
     for (size_t i = 0; i < sizeof begins / sizeof begins[0]; i++) {
         if (strncmp(name, begins[i], strlen(begins[i])) == 0) return 1;
     }

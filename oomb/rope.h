@@ -63,12 +63,14 @@ static inline void rope_set_scaling(ModelConfig *m, const char *text) {
     }
     char *end = (char *)text + n;
     if (text[n]) s.factor = strtod(text + n + 1, &end);
-    const int factor = end != text + n + 1 && s.factor >= 1 && s.factor <= 0x1p20;
+    const int factor = end != text + n + 1 && s.factor >= 1 && s.factor <= MAX_STRETCH;
     long original = s.original;
     if (factor && *end == ':') {
         const char *from = end + 1;
         original = strtol(from, &end, 10);
-        if (end == from || original < 1 || original > INT32_MAX) original = 0, end = (char *)from;
+        const long unit = *end == 'K' || *end == 'k' ? 1 << 10 : *end == 'M' || *end == 'm' ? 1 << 20 : 1;
+        if (end == from || original < 1 || original > INT32_MAX / unit) original = 0, end = (char *)from;
+        else if (unit > 1) original *= unit, end++;
     }
     if (!factor || *end)
         die("--rope-scaling %s: must be a kind, a factor of 1 or more, and if need be the context before: yarn:4:32768",

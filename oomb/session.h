@@ -136,11 +136,13 @@ static inline void session_open_model(Session *s) {
         hf_config_parse(path, text, bytes, &type, 1);
         free(text);
     }
-    if (m->pos == POS_ROPE && m->max_T && run->T > m->max_T) {
+    if (model_is_directory(run) && run->steps > 0 && !*run->out && !run->plan)
+        fprintf(stderr, "note: without --out DIR the trained model is not kept\n");
+    if (m->pos == POS_ROPE && m->max_T && run->T > m->max_T && run->rope_theta == 0) {
         const int original = rope_original(m);
         fprintf(stderr, "warning: --seq-len %d: the model is made for %d tokens, positions beyond are new to it",
                 run->T, m->max_T);
-        if (original)
+        if (original && run->T / original < MAX_STRETCH)
             fprintf(stderr, "; --rope-scaling yarn:%d would stretch its range",
                     (int)ceil_div((size_t)run->T, (size_t)original));
         fprintf(stderr, "\n");
@@ -250,7 +252,7 @@ static inline void session_open_data(Session *s) {
                 "0",
                 run->model);
         if (run->recall_distance) die("--recall-distance %d: only --data recall has distances", run->recall_distance);
-        s->train.kind = DATA_TOKENS;
+        s->train.kind = s->config.V == BYTES_V && !hf_has_tokenizer(run->model) ? DATA_BYTES : DATA_TOKENS;
         if (*run->val) {
             session_open_val(s);
             session_report_val(s);
@@ -313,7 +315,7 @@ static inline int session_prompt(const Session *s, int *out) {
         if (end == text || id < 0 || id >= s->config.V)
             die("--prompt %s: the data are token ids, so the prompt is a list of them, like '15 3 7', each below %d%s",
                 s->run.prompt, s->config.V,
-                model_is_directory(&s->run) ? "; dev/data/prepare.py --ids TEXT makes one" : "");
+                model_is_directory(&s->run) ? "; dev/data/prepare.py --model DIR --ids TEXT makes one" : "");
         if (out) out[n] = (int)id;
         text = end;
         n++;
@@ -326,6 +328,9 @@ static inline void session_plan_sample(Session *s) {
     const TrainConfig *run = &s->run;
     if (!*run->prompt && !run->sample_every) return;
     if (model_is_directory(run)) s->tokenizer = tokenizer_open(run->model);
+    if (model_is_directory(run) && s->train.kind == DATA_TOKENS && s->tokenizer.kind == TOKENS_UNKNOWN)
+        fprintf(stderr, "note: %s has no tokenizer.json, or one that is not understood here; samples are token ids\n",
+                run->model);
     const int n = session_prompt(s, NULL);
     if (n >= run->T)
         die("--prompt: %d tokens leave no room for a sample in --seq-len %d; give a shorter prompt", n, run->T);

@@ -1,7 +1,7 @@
 /* tokenizer.h: the vocabulary of a model directory (tokenizer.json), to show as text what a model wrote. The way back, from
    text to ids, is dev/data/prepare.py.
 
-   Understood are the two kinds of BPE vocabulary that the models of this program have: byte-level (GPT-2, LLaMA 3, Qwen),
+   Understood are the two kinds of vocabulary, of BPE or Unigram, that the models of this program have: byte-level (GPT-2, LLaMA 3, Qwen),
    where each character of a token stands for a byte; and byte-fallback (LLaMA 2, Mistral), where U+2581 stands for a space and
    <0x0A> for a byte. */
 #ifndef OOMB_TOKENIZER_H
@@ -24,6 +24,7 @@ typedef struct {
     uint32_t *begin; /* (count) where in text each id's bytes are; 0: it has none */
     char *text;      /* each token's bytes, led by their number in 2 bytes */
     size_t used, room;
+    int vocab; /* it has been read, and not only what was added to it */
     int strip; /* one space at the start of a text was not there */
 } Tokenizer;
 
@@ -156,12 +157,27 @@ static inline void tokenizer_read_added(Json *j, Tokenizer *t, const char *path,
     }
 }
 
-/* {"vocab": {"token": id, ...}}; a vocabulary of another form is skipped. */
+/* {"vocab": {"token": id, ...}} (BPE), or [["token", score], ...] (Unigram), where ids count from 0. */
 static inline void tokenizer_read_model(Json *j, Tokenizer *t, const char *path, char *token, char *bytes) {
     char key[64];
     for (json_open(j, '{'); json_key(j, key, sizeof key);) {
-        if (strcmp(key, "vocab") != 0 || json_peek(j) != '{') {
+        if (strcmp(key, "vocab") != 0) {
             json_skip(j);
+            continue;
+        }
+        t->vocab = 1;
+        if (json_peek(j) == '[') {
+            uint64_t id = 0;
+            for (json_open(j, '['); json_item(j); id++) {
+                double score;
+                if (!json_open(j, '[') || !json_item(j) || !json_string(j, token, TOKENIZER_TEXT) || !json_item(j) ||
+                    !json_double(j, &score) || json_item(j)) {
+                    json_fail(j, "a token with its score is missing");
+                    return;
+                }
+                tokenizer_id_check(path, token, id);
+                tokenizer_add(t, id, bytes, token_decode(t->kind, token, bytes));
+            }
             continue;
         }
         for (json_open(j, '{'); json_key(j, token, TOKENIZER_TEXT);) {
@@ -193,7 +209,7 @@ static inline Tokenizer tokenizer_parse(const char *path, const char *text, size
         if (t.kind == TOKENS_UNKNOWN) break;
     }
     free(token);
-    if (t.count == 0) t.kind = TOKENS_UNKNOWN;
+    if (t.count == 0 || !t.vocab) t.kind = TOKENS_UNKNOWN;
     return t;
 }
 

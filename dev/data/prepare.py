@@ -188,7 +188,7 @@ def mark(ids, offsets, spans):
 def documents(path, args, done):
     """(text, spans) of each document of a file; done(bytes) tells how much has been read."""
     if not path.endswith(".jsonl"):
-        with open(path, encoding="utf-8", newline="") as f:
+        with open(path, encoding="utf-8-sig", newline="") as f:  # a mark of the encoding is no text
             try:
                 text = f.read()
             except UnicodeDecodeError as e:
@@ -298,6 +298,10 @@ def options():
         fail("give --out PREFIX and files of text, or --ids TEXT")
     if args.ids is not None and (args.out or args.texts or args.end):
         fail("--ids only prints ids; leave --out, --end and files out")
+    if args.model and not os.path.isdir(args.model):
+        fail(f"--model {args.model}: no such directory")
+    if args.out and args.out.endswith("/"):
+        fail(f"--out {args.out}: must end in a name, like {args.out}train")
     if not 1 <= args.shard_tokens < 2**31:
         fail(f"--shard-tokens {args.shard_tokens}: must be from 1 to {2**31 - 1}")
     return args
@@ -337,6 +341,9 @@ def main():
     try:
         count = tokenize(args, tokenizer, shards)
         shards.finish()
+    except KeyboardInterrupt:
+        shards.abandon()
+        fail("interrupted; no shard is left")
     except OSError as e:
         shards.abandon()
         fail(f"{e.filename or args.out}: {e}")

@@ -22,6 +22,8 @@ def read_tokens(path):
     with open(path, "rb") as f:
         magic, version, count = struct.unpack("<3I", f.read(1024)[:12])
         assert (magic, version) in ((20240520, 1), (20240801, 7)), f"{path}: no token file"
+        if count > 1 << 16:
+            sys.exit(f"error: {path}: {count} tokens in one sequence; give a file of the T + 1 tokens of one step")
         ids = struct.unpack(f"<{count}{'H' if magic == 20240520 else 'I'}", f.read())
     inputs = [x % NOT_SCORED if x < 0xFFFFFF9C else 0 for x in ids[:-1]]
     targets = [x if x < NOT_SCORED else -100 for x in ids[1:]]

@@ -534,9 +534,9 @@ static void die_of_linear(void *text) {
 }
 
 static void test_hf_scaling_option(void) {
-    static const char *const bad[] = {"yarn",        "yarn:",        "yarn:x",           "yarn:0.5",
-                                      "yarn:4:",     "yarn:4:0",     "none:2",           "dynamic:2",
-                                      "yarn:4:99:1", "yarn:nan:100", "yarn:4:9999999999"};
+    static const char *const bad[] = {
+        "yarn",      "yarn:",       "yarn:x",       "yarn:0.5",          "yarn:4:",      "yarn:4:0",  "none:2",
+        "dynamic:2", "yarn:4:99:1", "yarn:nan:100", "yarn:4:9999999999", "yarn:4:3000M", "yarn:4:1KK"};
     for (int i = 0; i < COUNT(bad); i++)
         check_dies(bad[i], die_of_scaling, (void *)bad[i], (const char *const[3]){"--rope-scaling", bad[i]});
     check_dies("after linear", die_of_linear, (void *)"yarn:4", (const char *const[3]){"before any scaling"});
@@ -552,6 +552,8 @@ static void test_hf_scaling_option(void) {
     rope_set_scaling(&m, "llama3:2.5"); /* from the context before any scaling */
     check(m.rope.kind == ROPE_LLAMA3 && m.rope.original == 100 && m.max_T == 250 && m.rope.low == 1 && m.rope.high == 4,
           "llama3:2.5 after yarn");
+    rope_set_scaling(&m, "yarn:2:3K");
+    check(m.rope.original == 3072 && m.max_T == 6144, "yarn:2:3K");
     rope_set_scaling(&m, "linear:3:50");
     check(m.rope.kind == ROPE_LINEAR && m.rope.factor == 3 && m.max_T == 150, "linear:3:50");
     check(rope_original(&m) == 0, "a linear scaling says nowhere what it began with");
@@ -1042,9 +1044,17 @@ static void test_tokenizer(void) {
           "byte-fallback: %s", decoded(&t, (int[]){2, 2, 3, 6, 5, 4, 7}, 7));
     tokenizer_close(&t);
 
-    const char *const unknown[] = {"{}", "{\"decoder\": null, \"model\": {\"vocab\": {\"a\": 0}}}",
-                                   "{\"decoder\": {\"type\": \"WordPiece\"}, \"model\": {\"vocab\": {\"a\": 0}}}",
-                                   "{\"decoder\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": [[\"a\", -1.5]]}}"};
+    const char *unigram =
+        "{\"decoder\": {\"type\": \"Metaspace\"}, \"model\": {\"type\": \"Unigram\", \"unk_id\": 0, \"vocab\": "
+        "[[\"<unk>\", 0.0], [\"\u2581Thou\", -1.5], [\"\u2581art\", -2]]}}";
+    t = tokenizer_parse("tokenizer.json", unigram, strlen(unigram));
+    check(t.kind == TOKENS_BYTE_FALLBACK && t.count == 3 && strcmp(decoded(&t, (int[]){1, 2}, 2), "Thou art") == 0,
+          "unigram: %s", decoded(&t, (int[]){1, 2}, 2));
+    tokenizer_close(&t);
+    const char *const unknown[] = {
+        "{}", "{\"decoder\": null, \"model\": {\"vocab\": {\"a\": 0}}}",
+        "{\"decoder\": {\"type\": \"WordPiece\"}, \"model\": {\"vocab\": {\"a\": 0}}}",
+        "{\"decoder\": {\"type\": \"Metaspace\"}, \"added_tokens\": [{\"id\": 0, \"content\": \"a\"}]}"};
     for (int i = 0; i < COUNT(unknown); i++) {
         t = tokenizer_parse("tokenizer.json", unknown[i], strlen(unknown[i]));
         check(t.kind == TOKENS_UNKNOWN, "understood: %s", unknown[i]);
@@ -1053,6 +1063,9 @@ static void test_tokenizer(void) {
     static const struct {
         const char *text, *says;
     } bad[] = {
+        {"{\"decoder\": {\"type\": \"Metaspace\"}, \"model\": {\"vocab\": [[\"a\"]]}}", "a token with its score"},
+        {"{\"decoder\": {\"type\": \"Metaspace\"}, \"model\": {\"vocab\": [[\"a\", 1, 2]]}}", "a token with its score"},
+        {"{\"decoder\": {\"type\": \"Metaspace\"}, \"model\": {\"vocab\": [3]}}", "an array is missing"},
         {"{\"decoder\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {\"a\": 99999999}}}", "id 99999999"},
         {"{\"decoder\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {\"a\": -1}}}", "not a whole number"},
         {"{\"decoder\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {\"a\": 9223372036854775808}}}",
@@ -1143,11 +1156,14 @@ static void test_hf_run(void) {
 
     /* samples are text where the model has a vocabulary */
     says_here("--model @/model -n 0 --prompt '5 6 6 5' --sample-len 1", 0, "sample   0 | A b bA");
-    says_here("--model @/model -n 0 --prompt 'A b'", 1, "prepare.py --ids");
+    says_here("--model @/model -n 0 --prompt 'A b'", 1, "prepare.py --model DIR --ids");
 
     /* a model that began here goes out too, without the padding of its vocabulary */
     says_here("--data @/text -T 64 -n 2 --val-seqs 0 --model tiny --out @/i", 0, "i/model, ");
     says_here("--model @/i/model --data @/text -T 64 -n 1 --out @/j", 0, "j/model, ");
+    says_here("--model @/i/model -n 0 --prompt 'some' --sample-len 1", 0,
+              "sample   0 | some"); /* its data were bytes */
+    says_here(RUN "-n 1", 0, "note: without --out DIR the trained model is not kept");
     says_here("--model tiny -n 1 --rope-scaling yarn:4:32 --data @/text -T 128 --val-seqs 0 --out @/k", 0, "k/model, ");
     shell("grep -q '\"rope_type\": \"yarn\"' k/model/config.json");
 
@@ -1162,6 +1178,8 @@ static void test_hf_run_lengths(void) {
     char output[16384], command[5000];
     hf_run_begin();
     says_here("--model @/model -n 0 -T 65", 0, "warning: --seq-len 65: the model is made for 64 tokens");
+    run_here("--model @/model -n 0 -T 65 --rope-theta 1e5", output, sizeof output);
+    check(!strstr(output, "warning"), "--rope-theta is an answer to the warning: %s", output);
     says_here("--model @/model -n 0 -T 100 --out @/e", 0, "e/model, "); /* not trained: nothing has changed */
     shell("cmp model/config.json e/model/config.json");
     run_here("--model @/model -n 0 -T 200 --rope-scaling yarn:4 --out @/f", output, sizeof output);
@@ -1244,6 +1262,10 @@ static void test_hf_run_replaces(void) {
     says_here("--model @/model -n 0 --out @/l", 1, "is in the way");
     says_here("--model @/model -n 0 --out @/u", 1, "u/model/thesis.txt is not of this program");
     says_here("--out @/w --resume", 1, "w/model/notes is not of this program");
+    shell("cp -r a q && mkdir kept && mv q/step-00000004 kept && ln -s ../kept/step-00000004 q/step-00000004");
+    says_here("--out @/q --resume -n 6 --save-every 1", 0,
+              "saved    6"); /* an archived checkpoint is forgotten, not deleted */
+    shell("test -e kept/step-00000004/state.json && test ! -e q/step-00000004 && test ! -e q/.deleting-00000004");
     shell("test -e model/model-00001-of-00003.safetensors && test -e u/model/thesis.txt && touch x && mkdir y && mv x "
           "y/model");
     says_here("--model @/model -n 0 --out @/y", 1, "is in the way");

@@ -614,7 +614,8 @@ static void test_interrupt(void) {
     check_same_checkpoint("interrupted twice", a, b, 400, 1);
     check_same_log("interrupted twice", a, b);
 
-    remove_tree(a); /* a second Ctrl-C within one long step ends the program at once */
+    remove_tree(
+        a); /* a second Ctrl-C within one long step ends the program at once, if it is not the first one repeated */
     snprintf(command, sizeof command,
              "exec %s -n 9 -T 4096 -B 16 --chunk 256 --val-seqs 0 --threads 1 --out %s >/dev/null 2>%s", PROGRAM, a,
              scratch_path("said"));
@@ -626,6 +627,9 @@ static void test_interrupt(void) {
         kill(child, wait ? 0 : SIGINT); /* until it has said that it will stop after this step */
         usleep(100000);
     }
+    kill(child, SIGTERM); /* at once: the same request, sent twice */
+    usleep(1100000);
+    check(waitpid(child, &status, WNOHANG) == 0, "two signals at once: status %x", status);
     kill(child, SIGINT);
     waitpid(child, &status, 0);
     check(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT && checkpoint_latest(a, INT32_MAX) == -1,
