@@ -989,6 +989,11 @@ static void test_hf_save_faults(void) {
     check(hf_save(&x->trial->m, &x->hf, dir, 8, HF_SAVE_SAME, x->windows) != 0, "a fault without an error");
     fault_at = 0;
     unload(load_directory(path, 8, 8, 4));
+    /* the source goes while the model is trained: an error, and no model without its tokenizer */
+    remove_tree(x->hf.dir);
+    check(hf_save(&x->trial->m, &x->hf, dir, 8, HF_SAVE_SAME, x->windows) == ENOENT, "the source is gone");
+    snprintf(command, sizeof command, "%s/model/tokenizer.json", dir);
+    check(access(command, F_OK) == 0, "the old model lost its tokenizer");
     printf(
         "    %d system calls: after a full disk %d times the old model, after a stop %d times and %d times beside it\n",
         calls, kept[0], kept[1], gone);
