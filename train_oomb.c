@@ -2097,8 +2097,8 @@ int main(int argc, char **argv) {
     session_open_model(s);
     session_open_data(s);
     session_plan_sample(s);
-    session_refuse_data_file(s, "--dump", run->dump);
-    session_refuse_data_file(s, "--log", run->log);
+    session_refuse_input(s, "--dump", run->dump);
+    session_refuse_input(s, "--log", run->log);
     if (*run->dump && (strcmp(run->dump, run->log) == 0 || same_file(run->dump, run->log)))
         die("--dump %s: is the file of --log; give it another name", run->dump);
     if (*run->dump && s->at.step >= run->steps)

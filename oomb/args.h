@@ -95,12 +95,7 @@ static inline void option_format(const Option *o, char *text, size_t size) {
     if (o->kind == OPTION_TEXT) snprintf(text, size, "%s", *(const char **)o->value);
     if (o->kind == OPTION_COUNT) snprintf(text, size, "%d", *(int *)o->value);
     if (o->kind == OPTION_FLAG) snprintf(text, size, "%s", *(int *)o->value ? "yes" : "");
-    if (o->kind == OPTION_REAL) { /* as short as it can be and still be the same number */
-        for (int digits = 6; digits <= 17; digits++) {
-            snprintf(text, size, "%.*g", digits, *(double *)o->value);
-            if (strtod(text, NULL) == *(double *)o->value) break;
-        }
-    }
+    if (o->kind == OPTION_REAL) snprintf(text, size, "%s", text_real(*(double *)o->value).text);
     if (o->kind == OPTION_CHOICE) {
         const char *s = o->choices;
         for (int i = *(int *)o->value; i > 0; i--) s = strchr(s, '|') + 1;

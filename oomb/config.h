@@ -284,8 +284,7 @@ static inline void model_config_check(const char *what, const ModelConfig *m) {
             m->rope.factor);
     if (m->rope.kind >= ROPE_LLAMA3 && (m->rope.original < 1 || !(m->rope.low > 0) || !(m->rope.high > m->rope.low)))
         die("%s: RoPE scaling %s from a context of %d with bounds %g and %g; needs a context, and bounds in "
-            "ascending "
-            "order",
+            "ascending order",
             what, rope_kinds[m->rope.kind], m->rope.original, m->rope.low, m->rope.high);
     if (m->rope.kind == ROPE_YARN && !(m->rope.magnitude > 0))
         die("%s: yarn with an attention factor of %g; must be over 0", what, m->rope.magnitude);

@@ -263,7 +263,7 @@ static inline void hf_gpt2(HfObject *o, ModelConfig *m) {
 }
 
 /* Tokens that attention may look back in the sliding layers of a model; 0: there are none. */
-static inline int hf_window(HfObject *o, HfType type, int L) {
+static inline int hf_sliding_window(HfObject *o, HfType type, int L) {
     int sliding = type == HF_MISTRAL;
     const HfEntry *e = hf_find(o, "sliding_window");
     const int window = type == HF_LLAMA || (e && e->kind == HF_NULL) ? 0 : hf_int(o, "sliding_window", 1, 4096);
@@ -309,7 +309,7 @@ static inline void hf_llama(HfObject *o, HfType type, ModelConfig *m) {
     m->mlp_bias = type == HF_LLAMA && hf_bool(o, "mlp_bias", 0);
     m->qk_norm = type == HF_QWEN3;
     m->tied = hf_bool(o, "tie_word_embeddings", 0);
-    m->window = hf_window(o, type, m->L);
+    m->window = hf_sliding_window(o, type, m->L);
     hf_check_activation(o, "hidden_act", "silu", "swish");
     hf_rope(o, m, type == HF_QWEN2 || type == HF_QWEN3 || hf_find(o, "layer_types"), m->window != 0);
 }
@@ -369,9 +369,6 @@ static const char *const hf_harmless[] = {
     "use_cache",
     "use_mrope",
     "chunk_size_feed_forward",
-    "sliding_window",
-    "max_window_layers",
-    "layer_types",
     "use_sliding_window",
     "unsloth_version",
     "unsloth_fixed",
@@ -446,11 +443,7 @@ static inline void hf_write_changed(FILE *f, const HfObject *o, const HfChange *
 
 /* A real number for a reader that asks for a point or an exponent in it. */
 static inline Text hf_number(double x) {
-    Text t;
-    for (int digits = 6; digits <= 17; digits++) {
-        snprintf(t.text, sizeof t.text, "%.*g", digits, x);
-        if (strtod(t.text, NULL) == x) break;
-    }
+    Text t = text_real(x);
     if (!strpbrk(t.text, ".e")) strcat(t.text, ".0");
     return t;
 }

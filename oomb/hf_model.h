@@ -56,9 +56,9 @@ typedef struct {
    with "model." or "transformer."; those of a model without head do not. */
 static inline void hf_add(HfModel *h, const ModelConfig *m, const TensorInfo *t, int id, int l, int prefix) {
     const int gpt2 = hf_type_of(m) == HF_GPT2;
-    const char *format = gpt2 ? t[id].hf_gpt2 : t[id].hf_llama;
+    const char *format = gpt2 ? t[id].hf_gpt2 : t[id].hf_llama, *first = gpt2 ? "transformer." : "model.";
     char name[SAFE_NAME];
-    if (!prefix && strncmp(format, gpt2 ? "transformer." : "model.", gpt2 ? 12 : 6) == 0) format += gpt2 ? 12 : 6;
+    if (!prefix && strncmp(format, first, strlen(first)) == 0) format += strlen(first);
     snprintf(name, sizeof name, format, l);
     HfTensor *x = NULL;
     for (int i = h->count - 1; i >= 0 && !x && h->tensors[i].layer == l; i--) {
@@ -295,9 +295,8 @@ static inline void hf_check_head(HfModel *h, const ModelConfig *m) {
     x->copy = 1;
     hf_locate(h, x);
     if (!hf_same_values(h, &h->tensors[0], x))
-        die("--model %s: the config says that the head is the embedding (tie_word_embeddings), but lm_head.weight is "
-            "not "
-            "%s; set it to false to train both, or remove lm_head.weight",
+        die("--model %s: the config says that the head is the embedding (tie_word_embeddings), but lm_head.weight "
+            "is not %s; set it to false to train both, or remove lm_head.weight",
             h->dir, h->tensors[0].name);
 }
 

@@ -121,6 +121,11 @@ static inline void progress_update(Progress *p, double work, const char *pass, i
     p->shown = 1;
 }
 
+static inline void progress_end(Progress *p) {
+    if (p->shown) fprintf(stderr, "\r%*s\r", 72, "");
+    p->shown = 0;
+}
+
 /* How far the reading or writing of a file is, on a terminal: piece i of n is done. */
 static inline void file_progress(const char *verb, int i, int n) {
     static double shown;
@@ -128,11 +133,6 @@ static inline void file_progress(const char *verb, int i, int n) {
     if (i + 1 < n) fprintf(stderr, "\r  %s: %.0f %%   ", verb, 100.0 * (i + 1) / n);
     else fprintf(stderr, "\r%*s\r", 40, "");
     shown = now_ms();
-}
-
-static inline void progress_end(Progress *p) {
-    if (p->shown) fprintf(stderr, "\r%*s\r", 72, "");
-    p->shown = 0;
 }
 
 #endif

@@ -7,15 +7,16 @@
 
 #include <math.h>
 
+static const double TWO_PI = 6.283185307179586477;
+
 /* The share of its own frequency that pair i keeps; the rest becomes frequency / factor. turns: what it turns in the
    original context. */
 static inline double rope_share(const RopeScaling *s, double theta, int HD, int i, double turns) {
-    const double two_pi = 6.283185307179586477;
     if (s->kind == ROPE_LINEAR) return 0;
     if (s->kind == ROPE_LLAMA3) return fmin(fmax((turns - s->low) / (s->high - s->low), 0), 1);
     /* YaRN (Peng et al. 2023) is linear in the pair instead, between the pairs that make `high` and `low` turns */
-    double first = HD * log(s->original / (s->high * two_pi)) / (2 * log(theta)),
-           last = HD * log(s->original / (s->low * two_pi)) / (2 * log(theta));
+    double first = HD * log(s->original / (s->high * TWO_PI)) / (2 * log(theta)),
+           last = HD * log(s->original / (s->low * TWO_PI)) / (2 * log(theta));
     if (s->truncate) {
         first = floor(first);
         last = ceil(last);
@@ -30,7 +31,7 @@ static inline double rope_share(const RopeScaling *s, double theta, int HD, int 
 static inline double rope_frequency(const RopeScaling *s, double theta, int HD, int i) {
     const double own = pow(theta, -2.0 * i / HD);
     if (s->kind == ROPE_NONE) return own;
-    const double share = rope_share(s, theta, HD, i, s->original * own / 6.283185307179586477);
+    const double share = rope_share(s, theta, HD, i, s->original * own / TWO_PI);
     return own * share + own / s->factor * (1 - share);
 }
 

@@ -174,14 +174,12 @@ static inline void session_check_text(const Session *s, const char *option, cons
     const TrainConfig *run = &s->run;
     if (!model_is_directory(run)) return;
     if (hf_has_tokenizer(run->model))
-        die("%s %s: is text, but %s has a tokenizer of its own; make token files: dev/data/prepare.py --model %s --out "
-            "NAME "
-            "%s",
+        die("%s %s: is text, but %s has a tokenizer of its own; make token files: dev/data/prepare.py --model %s "
+            "--out NAME %s",
             option, path, run->model, run->model, path);
     if (s->config.V != BYTES_V)
-        die("%s %s: is text, but the vocabulary of %d of %s is no vocabulary of bytes (%d), and it has no tokenizer; "
-            "give "
-            "token files",
+        die("%s %s: is text, but the vocabulary of %d of %s is no vocabulary of bytes (%d), and it has no "
+            "tokenizer; give token files",
             option, path, s->config.V, run->model, BYTES_V);
 }
 
@@ -328,7 +326,7 @@ static inline void session_plan_sample(Session *s) {
     const TrainConfig *run = &s->run;
     if (!*run->prompt && !run->sample_every) return;
     if (model_is_directory(run)) s->tokenizer = tokenizer_open(run->model);
-    if (model_is_directory(run) && s->train.kind == DATA_TOKENS && s->tokenizer.kind == TOKENS_UNKNOWN)
+    if (model_is_directory(run) && s->train.kind == DATA_TOKENS && s->tokenizer.kind == TOKENIZER_UNKNOWN)
         fprintf(stderr, "note: %s has no tokenizer.json, or one that is not understood here; samples are token ids\n",
                 run->model);
     const int n = session_prompt(s, NULL);
@@ -342,7 +340,7 @@ static inline void session_plan_sample(Session *s) {
 }
 
 /* A file about to be written must not be one that is read. */
-static inline void session_refuse_data_file(const Session *s, const char *option, const char *path) {
+static inline void session_refuse_input(const Session *s, const char *option, const char *path) {
     char own[3][MAX_PATH_BYTES] = {"", "", ""};
     if (*s->hf.dir) {
         path_join(own[0], s->hf.dir, "config.json");
@@ -410,7 +408,7 @@ static inline void session_report_sample(Session *s, const int *tokens) {
         }
         print_text(stdout, text, n);
         free(text);
-    } else if (s->tokenizer.kind != TOKENS_UNKNOWN) {
+    } else if (s->tokenizer.kind != TOKENIZER_UNKNOWN) {
         const size_t n = tokenizer_decode(&s->tokenizer, tokens, s->sample_total, NULL);
         unsigned char *text = (unsigned char *)xcalloc(n + 1, 1);
         tokenizer_decode(&s->tokenizer, tokens, s->sample_total, text);

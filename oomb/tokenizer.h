@@ -11,15 +11,15 @@
 #include "util.h"
 
 enum {
-    TOKENIZER_BYTES = 1 << 28, /* of a tokenizer.json, at most */
+    TOKENIZER_FILE = 1 << 28, /* bytes of a tokenizer.json, at most */
     TOKENIZER_IDS = 1 << 24,
     TOKENIZER_TEXT = 1 << 14, /* bytes of a token, with its end */
 };
 
-typedef enum { TOKENS_UNKNOWN, TOKENS_BYTE_LEVEL, TOKENS_BYTE_FALLBACK } TokenKind;
+typedef enum { TOKENIZER_UNKNOWN, TOKENIZER_BYTE_LEVEL, TOKENIZER_BYTE_FALLBACK } TokenizerKind;
 
 typedef struct {
-    TokenKind kind;
+    TokenizerKind kind;
     int count;       /* ids are below it; 0: no vocabulary */
     uint32_t *begin; /* (count) where in text each id's bytes are; 0: it has none */
     char *text;      /* each token's bytes, led by their number in 2 bytes */
@@ -59,11 +59,11 @@ static inline uint32_t utf8_next(const char **p) {
 }
 
 /* The bytes of a token of the vocabulary into out (of at least strlen(token) bytes); returns their number. */
-static inline size_t token_decode(TokenKind kind, const char *token, char *out) {
+static inline size_t token_decode(TokenizerKind kind, const char *token, char *out) {
     size_t n = 0;
     unsigned byte;
     char end;
-    if (kind == TOKENS_BYTE_FALLBACK && strlen(token) == 6 && sscanf(token, "<0x%2X%c", &byte, &end) == 2 &&
+    if (kind == TOKENIZER_BYTE_FALLBACK && strlen(token) == 6 && sscanf(token, "<0x%2X%c", &byte, &end) == 2 &&
         end == '>') {
         out[0] = (char)byte;
         return 1;
@@ -71,9 +71,9 @@ static inline size_t token_decode(TokenKind kind, const char *token, char *out) 
     for (const char *p = token; *p;) {
         const char *before = p;
         const uint32_t c = utf8_next(&p);
-        const int b = kind == TOKENS_BYTE_LEVEL ? token_byte(c) : -1;
+        const int b = kind == TOKENIZER_BYTE_LEVEL ? token_byte(c) : -1;
         if (c == 0) p++; /* not UTF-8: as it is */
-        if (kind == TOKENS_BYTE_FALLBACK && c == 0x2581) out[n++] = ' ';
+        if (kind == TOKENIZER_BYTE_FALLBACK && c == 0x2581) out[n++] = ' ';
         else if (b >= 0) out[n++] = (char)b;
         else
             while (before < p) out[n++] = *before++;
@@ -135,8 +135,8 @@ static inline void tokenizer_read_decoder(Json *j, Tokenizer *t, int depth) {
             json_skip(j);
         }
     }
-    if (strcmp(type, "ByteLevel") == 0) t->kind = TOKENS_BYTE_LEVEL;
-    if (strcmp(type, "ByteFallback") == 0 || strcmp(type, "Metaspace") == 0) t->kind = TOKENS_BYTE_FALLBACK;
+    if (strcmp(type, "ByteLevel") == 0) t->kind = TOKENIZER_BYTE_LEVEL;
+    if (strcmp(type, "ByteFallback") == 0 || strcmp(type, "Metaspace") == 0) t->kind = TOKENIZER_BYTE_FALLBACK;
     if (strcmp(type, "Strip") == 0 || strcmp(type, "Metaspace") == 0) t->strip = 1;
 }
 
@@ -189,7 +189,7 @@ static inline void tokenizer_read_model(Json *j, Tokenizer *t, const char *path,
     }
 }
 
-/* From the text of a tokenizer.json. The decoder is read first: it says what the vocabulary means. kind is TOKENS_UNKNOWN
+/* From the text of a tokenizer.json. The decoder is read first: it says what the vocabulary means. kind is TOKENIZER_UNKNOWN
    if it is one of those that are not understood. */
 static inline Tokenizer tokenizer_parse(const char *path, const char *text, size_t bytes) {
     Tokenizer t;
@@ -206,21 +206,21 @@ static inline Tokenizer tokenizer_parse(const char *path, const char *text, size
             else json_skip(&j);
         }
         if (!json_end(&j)) die("%s: byte %zu: %s", path, json_at(&j), j.error);
-        if (t.kind == TOKENS_UNKNOWN) break;
+        if (t.kind == TOKENIZER_UNKNOWN) break;
     }
     free(token);
-    if (t.count == 0 || !t.vocab) t.kind = TOKENS_UNKNOWN;
+    if (t.count == 0 || !t.vocab) t.kind = TOKENIZER_UNKNOWN;
     return t;
 }
 
-/* DIR/tokenizer.json; without one, or if it is not understood, a tokenizer of kind TOKENS_UNKNOWN. */
+/* DIR/tokenizer.json; without one, or if it is not understood, a tokenizer of kind TOKENIZER_UNKNOWN. */
 static inline Tokenizer tokenizer_open(const char *dir) {
     Tokenizer t;
     char path[MAX_PATH_BYTES];
     size_t bytes;
     memset(&t, 0, sizeof t);
     if (snprintf(path, sizeof path, "%s/tokenizer.json", dir) >= (int)sizeof path || access(path, F_OK) != 0) return t;
-    char *text = xread_text(path, TOKENIZER_BYTES, &bytes);
+    char *text = xread_text(path, TOKENIZER_FILE, &bytes);
     t = tokenizer_parse(path, text, bytes);
     free(text);
     return t;

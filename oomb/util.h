@@ -248,6 +248,16 @@ static inline Text text_flops(double flops) {
     return t;
 }
 
+/* A number as short as it can be and still be the same number. */
+static inline Text text_real(double x) {
+    Text t;
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(t.text, sizeof t.text, "%.*g", digits, x);
+        if (strtod(t.text, NULL) == x) break;
+    }
+    return t;
+}
+
 /* "85 s", "3 min 05 s", "2 h 10 min" */
 static inline Text text_seconds(double seconds) {
     Text t;

@@ -153,10 +153,10 @@ static void read_tokenizer(const uint8_t *data, size_t n) {
 }
 
 /* A directory with two shards, x-1 and x-2.safetensors, for the index to name. */
-static char shards[64] = "/tmp/oomb-fuzz-XXXXXX";
+static char shards[200];
 
 static void remove_shards(void) {
-    char name[100];
+    char name[250];
     for (int i = 1; i < 3; i++) {
         snprintf(name, sizeof name, "%s/x-%d.safetensors", shards, i);
         unlink(name);
@@ -165,10 +165,12 @@ static void remove_shards(void) {
 }
 
 static void make_shards(void) {
+    const char *tmp = getenv("TMPDIR");
+    snprintf(shards, sizeof shards, "%s/oomb-fuzz-XXXXXX", tmp && *tmp ? tmp : P_tmpdir);
     if (!mkdtemp(shards)) abort();
     atexit(remove_shards);
     for (int i = 1; i < 3; i++) {
-        char name[100];
+        char name[250];
         const uint64_t one = 1;
         const float x = 1;
         snprintf(name, sizeof name, "%s/x-%d.safetensors", shards, i);

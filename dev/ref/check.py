@@ -140,11 +140,10 @@ def check_exports(temporary):
         check_export(f"{name} with --rope-scaling {scaling}, beyond its context", temporary, 60 if name == "mistral" else 150,
                      "--model", os.path.join(COMMITTED, name), "-n", "0", "--rope-scaling", scaling)
     check_export("qwen3 with --rope-theta 1e6", temporary, 60, "--model", os.path.join(COMMITTED, "qwen3"), "-n", "0", "--rope-theta", "1e6")
-    for preset in ("recall", "tiny"):
-        check_export(f"the preset {preset}, begun here", temporary, 128, "--data", "recall", "--model", preset, "--val-seqs", "0",
-                     "-n", "1", "-T", "128", "--chunk", "32", "--page", "32") if preset == "recall" else check_export(
-            f"the preset {preset}, begun here", temporary, 128, "--data", os.path.join(ROOT, "train_oomb.c"), "--model", preset,
-            "--val-seqs", "0", "-n", "1", "-T", "128", "--chunk", "64")
+    text = os.path.join(ROOT, "train_oomb.c")
+    for preset, data, chunk in (("recall", "recall", "32"), ("tiny", text, "64")):
+        check_export(f"the preset {preset}, begun here", temporary, 128, "--model", preset, "--data", data, "--val-seqs", "0",
+                     "-n", "1", "-T", "128", "--chunk", chunk, "--page", "32")
 
 
 def main():

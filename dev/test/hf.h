@@ -1021,7 +1021,7 @@ static void test_tokenizer(void) {
         "\"vocab\": {\"Hello\": 0, \"\\u0120w\\u00f6\": 1, \"\\u010a\": 2, \"\\u00c3\\u00a9\": 3, \"\\u0143\": 5,"
         "\"\\u20ac\": 9}}, \"decoder\": {\"type\": \"ByteLevel\", \"trim_offsets\": true}}";
     Tokenizer t = tokenizer_parse("tokenizer.json", level, strlen(level));
-    check(t.kind == TOKENS_BYTE_LEVEL && t.count == 10, "byte-level: %d ids", t.count);
+    check(t.kind == TOKENIZER_BYTE_LEVEL && t.count == 10, "byte-level: %d ids", t.count);
     check(strcmp(decoded(&t, (int[]){0, 1, 2, 3, 4, 5, 6, 7, 99, -1, 9}, 11),
                  "Hello w\xf6\n\xc3\xa9\xad<|Ġend|>\xe2\x82\xac") == 0,
           "byte-level: %s", decoded(&t, (int[]){0, 1, 2, 3, 4, 5, 6}, 7));
@@ -1044,7 +1044,7 @@ static void test_tokenizer(void) {
                            "\"<0xF0>\": 4, \"<0x0A>\": 5, \"caf\\u00e9\": 6, \"<0xZZ>\": 7}, \"merges\": [[\"a\", "
                            "\"b\"]]}, \"added_tokens\": null}";
     t = tokenizer_parse("tokenizer.json", fallback, strlen(fallback));
-    check(t.kind == TOKENS_BYTE_FALLBACK &&
+    check(t.kind == TOKENIZER_BYTE_FALLBACK &&
               strcmp(decoded(&t, (int[]){2, 2, 3, 6, 5, 4, 7}, 7), "Once Once  caf\xc3\xa9\n\xf0<0xZZ>") == 0,
           "byte-fallback: %s", decoded(&t, (int[]){2, 2, 3, 6, 5, 4, 7}, 7));
     tokenizer_close(&t);
@@ -1053,7 +1053,7 @@ static void test_tokenizer(void) {
         "{\"decoder\": {\"type\": \"Metaspace\"}, \"model\": {\"type\": \"Unigram\", \"unk_id\": 0, \"vocab\": "
         "[[\"<unk>\", 0.0], [\"\u2581Thou\", -1.5], [\"\u2581art\", -2]]}}";
     t = tokenizer_parse("tokenizer.json", unigram, strlen(unigram));
-    check(t.kind == TOKENS_BYTE_FALLBACK && t.count == 3 && strcmp(decoded(&t, (int[]){1, 2}, 2), "Thou art") == 0,
+    check(t.kind == TOKENIZER_BYTE_FALLBACK && t.count == 3 && strcmp(decoded(&t, (int[]){1, 2}, 2), "Thou art") == 0,
           "unigram: %s", decoded(&t, (int[]){1, 2}, 2));
     tokenizer_close(&t);
     const char *const unknown[] = {
@@ -1062,7 +1062,7 @@ static void test_tokenizer(void) {
         "{\"decoder\": {\"type\": \"Metaspace\"}, \"added_tokens\": [{\"id\": 0, \"content\": \"a\"}]}"};
     for (int i = 0; i < COUNT(unknown); i++) {
         t = tokenizer_parse("tokenizer.json", unknown[i], strlen(unknown[i]));
-        check(t.kind == TOKENS_UNKNOWN, "understood: %s", unknown[i]);
+        check(t.kind == TOKENIZER_UNKNOWN, "understood: %s", unknown[i]);
         tokenizer_close(&t);
     }
     static const struct {
