@@ -60,7 +60,13 @@ static void gemm_counted(int ta, int tb, size_t M, size_t N, size_t K, floatX al
     gemm_flops += 2.0 * (double)M * (double)N * (double)K;
     gemm(ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
 }
+static void gemm_add_counted(int ta, int tb, size_t M, size_t N, size_t K, const floatX *A, size_t lda, const floatX *B,
+                             size_t ldb, GemmOut out) {
+    gemm_flops += 2.0 * (double)M * (double)N * (double)K;
+    gemm_add(ta, tb, M, N, K, A, lda, B, ldb, out);
+}
 #define gemm gemm_counted
+#define gemm_add gemm_add_counted
 
 #define TESTING
 #include "train_oomb.c"

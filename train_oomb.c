@@ -161,17 +161,11 @@ static void norm_backward(floatX *dx, floatX *dw, floatX *db, const floatX *dout
 // ----------------------------------------------------------------------------------------------
 // matmul: out = x w^T + bias
 
-/* out (rows, OC) = or += (accumulate) x (rows, C) w (OC, C)^T + bias (OC, or NULL). */
-static void matmul_forward(floatX *out, const floatX *x, const floatX *w, const floatX *bias, size_t rows, int C,
-                           int OC, int accumulate) {
-    if (bias) {
-#pragma omp parallel for if (rows * OC > FEW)
-        for (size_t r = 0; r < rows; r++) {
-            floatX *o = out + r * OC;
-            for (int c = 0; c < OC; c++) o[c] = (accumulate ? o[c] : 0) + bias[c];
-        }
-    }
-    gemm(0, 1, rows, OC, C, 1, x, C, w, C, bias || accumulate ? 1 : 0, out, OC);
+/* out (rows, OC) = x (rows, C) w (OC, C)^T + residual (rows, OC, or NULL) + bias (OC, or NULL) */
+static void matmul_forward(floatX *out, const floatX *x, const floatX *w, const floatX *residual, const floatX *bias,
+                           size_t rows, int C, int OC) {
+    gemm_add(0, 1, rows, OC, C, x, C, w, C,
+             (GemmOut){1, residual ? 1 : 0, residual ? residual : out, bias, OC, out, OC});
 }
 
 /* dx (rows, C) = or += (accumulate) dout w; dw (OC, C) += dout^T x; dbias (OC, or NULL) += sum over rows of
@@ -301,21 +295,32 @@ static void page_read(floatX *k, floatX *v, const floatX *kpages, const floatX *
 // attention over pages (online softmax: Milakov and Gimelshein 2018; tiles and backward as in
 // FlashAttention-2, Dao 2023). No T x T matrix; a tile of scores exists for one page at a time.
 //
-// A query tile packs the G heads that share a key/value head: row r is query r / G, head r % G, so
-// that each key tile serves the whole group. In the query-stationary loops scores are kept
-// transposed, (keys, rows): a vector then spans queries, and max, sum and exp need no shuffles.
+// Forward: a query tile packs the G heads that share a key/value head: row r is query r / G, head r % G, so
+// that each key tile serves the whole group; scores are kept transposed, (keys, rows): a vector then spans
+// queries, and max, sum and exp need no shuffles.
+//
+// Backward: KV-stationary. The owner of a page goes over the chunk's queries, keeps the page's dK, dV in cache,
+// and leaves ds of a block of pages to the owners of the queries, who add ds K to dQ, pages in ascending order.
+// So every product is made once, and every sum has one owner and one order.
 
 enum { ATTENTION_ROWS = 64 }; /* rows of a query tile, unless the group alone has more */
 
 static inline int tile_queries(int G) { return G < ATTENTION_ROWS ? ATTENTION_ROWS / G : 1; }
 
-/* Elements of scratch that one thread of the three loops below needs. */
+/* Elements of scratch that one thread of the loops below needs. */
 static size_t attention_scratch_size(int P, int G, int HD) {
-    size_t R = round_up((size_t)tile_queries(G) * G, GEMM_NR), D = round_up(HD, GEMM_NR), Pp = round_up(P, GEMM_NR);
-    size_t forward = R * HD + R * P + R * D + R * 3 + D * P;
-    size_t dq = R * 2 * HD + R * 2 * P + R * D + R * 2 + D * P;
-    size_t dkv = Pp * 2 * HD + Pp * 2 * ATTENTION_ROWS + D * 2 * P + D * 2 * ATTENTION_ROWS;
-    return round_up(max_size(forward, max_size(dq, dkv)), 64 / sizeof(floatX));
+    size_t R = round_up((size_t)tile_queries(G) * G, VL), D = round_up(HD, VL), Pp = round_up(P, VL);
+    size_t forward = R * 2 * HD + R * P + R * D + R * 3 + D * P;
+    size_t dkv = 2 * Pp * HD + ATTENTION_ROWS * Pp + 2 * P * D + 2 * ATTENTION_ROWS * D;
+    size_t dq = ATTENTION_ROWS * D + P * D;
+    return round_up(max_size(forward, max_size(dkv, dq)), 64 / sizeof(floatX));
+}
+
+/* The backward keeps ds of so many elements: of a few units of work for each thread, a unit being a page and
+   a key/value head, if there are so many. No bit depends on it. */
+static size_t attention_ds_size(int threads, int B, int NH, int NKV, int Tc, int P, int NP) {
+    const size_t unit = (size_t)Tc * (NH / NKV) * round_up(P, VL);
+    return min_size(max_size((size_t)threads << 18, unit), unit * B * NKV * NP);
 }
 
 /* n elements off the front of *stack */
@@ -325,30 +330,21 @@ static inline floatX *take(floatX **stack, size_t n) {
     return p;
 }
 
-/* to (K, W) = the transpose of n rows of K elements, `stride` apart; columns n .. W-1 zero. */
-static void tile_transpose(floatX *to, size_t W, const floatX *from, size_t stride, size_t n, size_t K) {
-    gemm_pack_panel(to, W, from, stride, 1, n, K);
-}
-
-/* Rows of HD elements as gemm_tile's B operand, which is read GEMM_NR columns at a time: where HD is no
-   multiple of that, a copy with zeros behind each row. Sets *ld to the distance between rows. */
-static const floatX *tile_pad(floatX *copy, const floatX *rows, size_t stride, size_t n, size_t HD, size_t *ld) {
-    size_t D = round_up(HD, GEMM_NR);
-    *ld = D == HD ? stride : D;
-    if (D == HD) return rows;
-    memset(copy, 0, n * D * sizeof(floatX));
-    for (size_t i = 0; i < n; i++) memcpy(copy + i * D, rows + i * stride, HD * sizeof(floatX));
-    return copy;
-}
-
-/* to (HD, R) = queries t .. t+n-1 of key/value head h's group, from q (B, Tc, NH, HD), transposed. */
-static void tile_gather(floatX *to, size_t R, const floatX *q, int b, int t, int n, int Tc, int h, int NH, int G,
-                        int HD) {
-    memset(to, 0, HD * R * sizeof(floatX));
-    for (int r = 0; r < n * G; r++) {
-        const floatX *row = q + (((size_t)b * Tc + t + r / G) * NH + h * G + r % G) * HD;
-        for (int d = 0; d < HD; d++) to[d * R + r] = row[d];
+/* to (n, D) = n rows of HD elements, `stride` apart, next to each other and with zeros up to D: gemm_tile's B operand.
+   Rows NH * HD apart may all fall into the same few places of a cache. */
+static void tile_copy(floatX *to, size_t D, const floatX *rows, size_t stride, size_t n, size_t HD) {
+    for (size_t i = 0; i < n; i++, to += D, rows += stride) {
+        memcpy(to, rows, HD * sizeof(floatX));
+        for (size_t d = HD; d < D; d++) to[d] = 0;
     }
+}
+
+/* A page's tile (n, HD) as gemm_tile's B operand, whose rows are whole vectors: itself if they are, else a copy. */
+static const floatX *tile_pad(floatX *copy, const floatX *rows, size_t n, size_t HD) {
+    const size_t D = round_up(HD, VL);
+    if (D == HD) return rows;
+    tile_copy(copy, D, rows, HD, n, HD);
+    return copy;
 }
 
 /* attn (B, Tc, NH, HD) = softmax(scale q k^T) v, causal, over pages 0 .. the chunk's last;
@@ -357,18 +353,22 @@ static void tile_gather(floatX *to, size_t R, const floatX *q, int b, int t, int
 static void attention_forward(floatX *attn, floatX *lse, const floatX *q, const floatX *kpages, const floatX *vpages,
                               const PageTable *pages, int l, int t0, int Tc, int NH, int NKV, int HD, floatX *scratch) {
     const int P = pages->P, G = NH / NKV, QT = tile_queries(G), tiles = (int)ceil_div(Tc, QT);
-    const size_t R = round_up((size_t)QT * G, GEMM_NR), D = round_up(HD, GEMM_NR);
+    const size_t R = round_up((size_t)QT * G, VL), D = round_up(HD, VL);
     const size_t scratch_size = attention_scratch_size(P, G, HD);
     const floatX scale = (floatX)(1 / sqrt((double)HD));
 #pragma omp parallel for collapse(3) schedule(dynamic)
     for (int b = 0; b < pages->B; b++) {
         for (int h = 0; h < NKV; h++) {
-            for (int tile = 0; tile < tiles; tile++) {
+            for (int i = 0; i < tiles; i++) {
                 floatX *s = scratch + thread_id() * scratch_size;
-                floatX *qT = take(&s, HD * R), *sT = take(&s, P * R), *o = take(&s, R * D), *m = take(&s, R),
-                       *sum = take(&s, R), *carry = take(&s, R), *vcopy = take(&s, P * D);
-                const int t = tile * QT, n = Tc - t < QT ? Tc - t : QT, first = t0 + t, last = first + n - 1;
-                tile_gather(qT, R, q, b, t, n, Tc, h, NH, G, HD);
+                floatX *rows = take(&s, R * HD), *qT = take(&s, HD * R), *sT = take(&s, P * R), *o = take(&s, R * D),
+                       *m = take(&s, R), *sum = take(&s, R), *carry = take(&s, R), *vcopy = take(&s, P * D);
+                const int t = (tiles - 1 - i) * QT, n = Tc - t < QT ? Tc - t : QT, /* the longest first */
+                    first = t0 + t, last = first + n - 1;
+                const size_t used = (size_t)n * G;
+                tile_copy(rows, (size_t)G * HD, q + (((size_t)b * Tc + t) * NH + (size_t)h * G) * HD, (size_t)NH * HD,
+                          n, (size_t)G * HD);
+                pack_panels(qT, R, rows, HD, 1, used, HD);
                 memset(o, 0, R * D * sizeof(floatX));
                 for (size_t r = 0; r < R; r++) {
                     m[r] = -INFINITY;
@@ -380,39 +380,38 @@ static void attention_forward(floatX *attn, floatX *lse, const floatX *q, const 
                         last - p * P + 1 < P ? last - p * P + 1 : P; /* later ones are masked for all rows */
                     const floatX *K = kpages + page_tile(slot, h, NKV, P, HD),
                                  *V = vpages + page_tile(slot, h, NKV, P, HD);
-                    gemm_tile(keys, R, HD, K, HD, 1, qT, R, 0, sT, R);
+                    gemm_tile(keys, R, HD, scale, K, HD, 1, qT, R, 0, sT, R);
                     for (int j = 0; j < keys; j++) { /* rows of queries before the key see nothing of it */
                         for (size_t r = 0; (int64_t)r < ((int64_t)p * P + j - first) * G && r < R; r++)
                             sT[j * R + r] = -INFINITY;
                     }
                     int moved = 0;
                     for (size_t r = 0; r < R; r += VL) {
-                        vecX old = vec_load(m + r), top = old, total = {0};
-                        for (int j = 0; j < keys; j++) top = vec_max(vec_load(sT + j * R + r) * scale, top);
-                        vecX base = vec_select(top > -INFINITY, top, vec_set(0)); /* a row that has seen no key yet */
-                        vecX c = vec_exp(old - base);
+                        const vecX old = vec_load(m + r);
+                        vecX top = old, total = {0};
+                        for (int j = 0; j < keys; j++) top = vec_max(vec_load(sT + j * R + r), top);
+                        const vecX base = vec_select(top > -INFINITY, top, vec_set(0)); /* no key seen yet */
                         for (int j = 0; j < keys; j++) {
-                            vecX e = vec_exp(vec_load(sT + j * R + r) * scale - base);
+                            vecX e = vec_exp(vec_load(sT + j * R + r) - base);
                             vec_store(sT + j * R + r, e);
                             total += e;
                         }
+                        const vecX c = vec_exp(old - base);
                         vec_store(m + r, top);
                         vec_store(sum + r, vec_load(sum + r) * c + total);
                         vec_store(carry + r, c);
                     }
-                    for (int r = 0; r < n * G; r++) moved |= carry[r] != 1;
-                    for (int r = 0; moved && r < n * G; r++) {
+                    for (size_t r = 0; r < used; r++) moved |= carry[r] != 1;
+                    for (size_t r = 0; moved && r < used; r++) {
                         for (size_t d = 0; d < D; d++) o[r * D + d] *= carry[r];
                     }
-                    size_t ld;
-                    const floatX *Vp = tile_pad(vcopy, V, HD, keys, HD, &ld);
-                    gemm_tile(n * G, D, keys, sT, 1, R, Vp, ld, 1, o, D);
+                    gemm_tile(used, D, keys, 1, sT, 1, R, tile_pad(vcopy, V, keys, HD), D, 1, o, D);
                 }
-                for (int r = 0; r < n * G; r++) {
-                    const int i = t + r / G, head = h * G + r % G;
-                    floatX *out = attn + (((size_t)b * Tc + i) * NH + head) * HD;
+                for (size_t r = 0; r < used; r++) {
+                    const size_t query = t + r / G, head = h * G + r % G;
+                    floatX *out = attn + (((size_t)b * Tc + query) * NH + head) * HD;
                     for (int d = 0; d < HD; d++) out[d] = o[r * D + d] / sum[r];
-                    lse[((size_t)b * NH + head) * Tc + i] = m[r] + (floatX)log((double)sum[r]);
+                    lse[((size_t)b * NH + head) * Tc + query] = m[r] + (floatX)log((double)sum[r]);
                 }
             }
         }
@@ -432,140 +431,128 @@ static void attention_delta(floatX *delta, const floatX *dattn, const floatX *at
     }
 }
 
-/* dq (B, Tc, NH, HD) =. Query-stationary: a tile visits its pages in ascending order.
-   With s = scale q k, prob = exp(s - lse), out = prob v:
-     dprob = dout v^T;  ds = prob * (dprob - delta);  dq = scale ds k */
-static void attention_backward_dq(floatX *dq, const floatX *dattn, const floatX *q, const floatX *lse,
-                                  const floatX *delta, const floatX *kpages, const floatX *vpages,
-                                  const PageTable *pages, int l, int t0, int Tc, int NH, int NKV, int HD,
-                                  floatX *scratch) {
-    const int P = pages->P, G = NH / NKV, QT = tile_queries(G), tiles = (int)ceil_div(Tc, QT);
-    const size_t R = round_up((size_t)QT * G, GEMM_NR), D = round_up(HD, GEMM_NR);
-    const size_t scratch_size = attention_scratch_size(P, G, HD);
+/* prob, ds (n, Pp): on entry the scaled scores and dout v^T of n queries from position t on and a page of P keys from
+   position `key` on; on return
+     prob = exp(s - lse), zero for keys after the query;  ds = prob * (dprob - delta).  lse, delta (n). */
+static void attention_ds(floatX *prob, floatX *ds, const floatX *lse, const floatX *delta, int64_t t, int n,
+                         int64_t key, int P, size_t Pp) {
+    for (int r = 0; r < n; r++, prob += Pp, ds += Pp) {
+        const int64_t seen = t + r + 1 - key; /* keys of the page that this query sees */
+        for (size_t j = 0; j < Pp; j += VL) vec_store(prob + j, vec_exp(vec_load(prob + j) - lse[r]));
+        for (int64_t j = seen > 0 ? seen : 0; j < P; j++) prob[j] = 0;
+        for (size_t j = 0; j < Pp; j += VL) vec_store(ds + j, vec_load(prob + j) * (vec_load(ds + j) - delta[r]));
+    }
+}
+
+/* One page and key/value head h of sequence b: dkpages, dvpages, and for the dQ of this page ds (G, Tc, Pp), from the
+   first query tile that sees the page on.   dv = prob^T dout;  dk = scale ds^T q. with_dkv 0: only ds. */
+static void attention_backward_page(floatX *dkpages, floatX *dvpages, floatX *ds, const floatX *dattn, const floatX *q,
+                                    const floatX *lse, const floatX *delta, const floatX *kpages, const floatX *vpages,
+                                    const PageTable *pages, int l, int b, int p, int h, int with_dkv, int t0, int Tc,
+                                    int NH, int NKV, int HD, floatX *s) {
+    const int P = pages->P, G = NH / NKV;
+    const size_t Pp = round_up(P, VL), D = round_up(HD, VL), stride = (size_t)NH * HD;
     const floatX scale = (floatX)(1 / sqrt((double)HD));
-#pragma omp parallel for collapse(3) schedule(dynamic)
-    for (int b = 0; b < pages->B; b++) {
-        for (int h = 0; h < NKV; h++) {
-            for (int tile = 0; tile < tiles; tile++) {
-                floatX *s = scratch + thread_id() * scratch_size;
-                floatX *qT = take(&s, HD * R), *doT = take(&s, HD * R), *dsT = take(&s, P * R), *dpT = take(&s, P * R),
-                       *sum = take(&s, R * D), *rlse = take(&s, R), *rdelta = take(&s, R), *kcopy = take(&s, P * D);
-                const int t = tile * QT, n = Tc - t < QT ? Tc - t : QT, first = t0 + t, last = first + n - 1;
-                tile_gather(qT, R, q, b, t, n, Tc, h, NH, G, HD);
-                tile_gather(doT, R, dattn, b, t, n, Tc, h, NH, G, HD);
-                memset(sum, 0, R * D * sizeof(floatX));
-                for (size_t r = 0; r < R; r++) {
-                    size_t i = ((size_t)b * NH + h * G + r % G) * Tc + t + r / G;
-                    rlse[r] = r < (size_t)n * G ? lse[i] : 0;
-                    rdelta[r] = r < (size_t)n * G ? delta[i] : 0;
-                }
-                for (int p = 0; p <= last / P; p++) {
-                    const int slot = pages->kv_slot[pages_row(pages, l, b) + p];
-                    const int keys = last - p * P + 1 < P ? last - p * P + 1 : P;
-                    const floatX *K = kpages + page_tile(slot, h, NKV, P, HD),
-                                 *V = vpages + page_tile(slot, h, NKV, P, HD);
-                    gemm_tile(keys, R, HD, K, HD, 1, qT, R, 0, dsT, R);
-                    gemm_tile(keys, R, HD, V, HD, 1, doT, R, 0, dpT, R);
-                    for (int j = 0; j < keys; j++) {
-                        for (size_t r = 0; r < R; r += VL) {
-                            vecX prob = vec_exp(vec_load(dsT + j * R + r) * scale - vec_load(rlse + r));
-                            vec_store(dsT + j * R + r, prob * (vec_load(dpT + j * R + r) - vec_load(rdelta + r)));
-                        }
-                        for (size_t r = 0; (int64_t)r < ((int64_t)p * P + j - first) * G && r < R; r++)
-                            dsT[j * R + r] = 0;
-                    }
-                    size_t ld;
-                    const floatX *Kp = tile_pad(kcopy, K, HD, keys, HD, &ld);
-                    gemm_tile(n * G, D, keys, dsT, 1, R, Kp, ld, 1, sum, D);
-                }
-                for (int r = 0; r < n * G; r++) {
-                    floatX *out = dq + (((size_t)b * Tc + t + r / G) * NH + h * G + r % G) * HD;
-                    for (int d = 0; d < HD; d++) out[d] = sum[r * D + d] * scale;
-                }
-            }
+    floatX *kT = take(&s, HD * Pp), *vT = take(&s, HD * Pp), *prob = take(&s, ATTENTION_ROWS * Pp),
+           *dk = take(&s, P * D), *dv = take(&s, P * D), *Q = take(&s, ATTENTION_ROWS * D),
+           *dO = take(&s, ATTENTION_ROWS * D);
+    const size_t i = pages_row(pages, l, b) + p, tile = page_tile(pages->kv_slot[i], h, NKV, P, HD);
+    pack_panels(kT, Pp, kpages + tile, HD, 1, P, HD);
+    pack_panels(vT, Pp, vpages + tile, HD, 1, P, HD);
+    memset(dk, 0, P * D * sizeof(floatX));
+    memset(dv, 0, P * D * sizeof(floatX));
+    const int64_t first_key = (int64_t)p * P;
+    const int from = first_key > t0 ? (int)(first_key - t0) / ATTENTION_ROWS * ATTENTION_ROWS : 0;
+    for (int g = 0; g < G; g++) {
+        for (int t = from; t < Tc; t += ATTENTION_ROWS) {
+            const int n = Tc - t < ATTENTION_ROWS ? Tc - t : ATTENTION_ROWS, head = h * G + g;
+            const size_t at = ((size_t)b * Tc + t) * stride + (size_t)head * HD,
+                         saved = ((size_t)b * NH + head) * Tc + t;
+            floatX *dS = ds + ((size_t)g * Tc + t) * Pp;
+            tile_copy(Q, D, q + at, stride, n, HD);
+            tile_copy(dO, D, dattn + at, stride, n, HD);
+            gemm_tile(n, Pp, HD, scale, Q, D, 1, kT, Pp, 0, prob, Pp);
+            gemm_tile(n, Pp, HD, 1, dO, D, 1, vT, Pp, 0, dS, Pp);
+            attention_ds(prob, dS, lse + saved, delta + saved, (int64_t)t0 + t, n, first_key, P, Pp);
+            if (!with_dkv) continue;
+            gemm_tile(P, D, n, 1, prob, 1, Pp, dO, D, 1, dv, D);
+            gemm_tile(P, D, n, scale, dS, 1, Pp, Q, D, 1, dk, D);
+        }
+    }
+    if (!with_dkv) return;
+    const size_t out = page_tile(pages->dkv_slot[i], h, NKV, P, HD);
+    for (int j = 0; j < P; j++) {
+        floatX *dkrow = dkpages + out + (size_t)j * HD, *dvrow = dvpages + out + (size_t)j * HD;
+        for (int d = 0; d < HD; d++) {
+            dkrow[d] = dk[j * D + d] + (pages->dkv_fresh[i] ? 0 : dkrow[d]);
+            dvrow[d] = dv[j * D + d] + (pages->dkv_fresh[i] ? 0 : dvrow[d]);
         }
     }
 }
 
-/* dkpages, dvpages: pages p0 .. the chunk's last; a fresh page is written, others are added to.
-   KV-stationary: whoever owns a page goes over the chunk's query tiles and the group's heads, adds up here and
-   writes once.   dv = prob^T dout;  dk = scale ds^T q */
-static void attention_backward_dkv(floatX *dkpages, floatX *dvpages, const floatX *dattn, const floatX *q,
-                                   const floatX *lse, const floatX *delta, const floatX *kpages, const floatX *vpages,
-                                   const PageTable *pages, int l, int p0, int t0, int Tc, int NH, int NKV, int HD,
-                                   floatX *scratch) {
-    const int P = pages->P, G = NH / NKV, NP = (int)ceil_div((size_t)t0 + Tc, P); /* pages so far */
-    const size_t Pp = round_up(P, GEMM_NR), D = round_up(HD, GEMM_NR), stride = (size_t)NH * HD;
-    const size_t scratch_size = attention_scratch_size(P, G, HD);
+/* dq of one query tile and head: = in the first block, += after, from pages pa .. pz-1 with their ds, (pages, G, Tc, Pp)
+   from ds on.   dq = scale ds k */
+static void attention_backward_dq(floatX *dq, const floatX *ds, const floatX *kpages, const PageTable *pages, int l,
+                                  int b, int h, int g, int t, int pa, int pz, int t0, int Tc, int NH, int NKV, int HD,
+                                  floatX *s) {
+    const int P = pages->P, G = NH / NKV, n = Tc - t < ATTENTION_ROWS ? Tc - t : ATTENTION_ROWS;
+    const size_t Pp = round_up(P, VL), D = round_up(HD, VL), stride = (size_t)NH * HD;
+    const int64_t last = (int64_t)t0 + t + n - 1;
     const floatX scale = (floatX)(1 / sqrt((double)HD));
-#pragma omp parallel for collapse(3) schedule(dynamic)
-    for (int b = 0; b < pages->B; b++) {
-        for (int p = p0; p < NP; p++) {
-            for (int h = 0; h < NKV; h++) {
-                floatX *s = scratch + thread_id() * scratch_size;
-                floatX *kT = take(&s, HD * Pp), *vT = take(&s, HD * Pp), *prob = take(&s, ATTENTION_ROWS * Pp),
-                       *ds = take(&s, ATTENTION_ROWS * Pp), *dk = take(&s, P * D), *dv = take(&s, P * D),
-                       *qcopy = take(&s, ATTENTION_ROWS * D), *dcopy = take(&s, ATTENTION_ROWS * D);
-                const size_t i = pages_row(pages, l, b) + p, tile = page_tile(pages->kv_slot[i], h, NKV, P, HD);
-                tile_transpose(kT, Pp, kpages + tile, HD, P, HD);
-                tile_transpose(vT, Pp, vpages + tile, HD, P, HD);
-                memset(dk, 0, P * D * sizeof(floatX));
-                memset(dv, 0, P * D * sizeof(floatX));
-                const int64_t first_key = (int64_t)p * P;
-                const int from = first_key > t0 ? (int)(first_key - t0) / ATTENTION_ROWS * ATTENTION_ROWS
-                                                : 0; /* earlier tiles see nothing of it */
-                for (int head = h * G; head < (h + 1) * G; head++) {
-                    for (int t = from; t < Tc; t += ATTENTION_ROWS) {
-                        const int n = Tc - t < ATTENTION_ROWS ? Tc - t : ATTENTION_ROWS;
-                        const floatX *Q = q + ((size_t)b * Tc + t) * stride + (size_t)head * HD;
-                        const floatX *dO = dattn + ((size_t)b * Tc + t) * stride + (size_t)head * HD;
-                        gemm_tile(n, Pp, HD, Q, stride, 1, kT, Pp, 0, prob, Pp);
-                        gemm_tile(n, Pp, HD, dO, stride, 1, vT, Pp, 0, ds, Pp);
-                        for (int r = 0; r < n; r++) {
-                            const size_t saved = ((size_t)b * NH + head) * Tc + t + r;
-                            floatX *pr = prob + r * Pp, *dr = ds + r * Pp;
-                            for (size_t j = 0; j < Pp; j += VL) {
-                                vec_store(pr + j, vec_exp(vec_load(pr + j) * scale - lse[saved]));
-                            }
-                            const int64_t seen = t0 + t + r + 1 - first_key; /* keys of the page that this query sees */
-                            for (int64_t j = seen > 0 ? seen : 0; j < P; j++) pr[j] = 0;
-                            for (size_t j = 0; j < Pp; j += VL)
-                                vec_store(dr + j, vec_load(pr + j) * (vec_load(dr + j) - delta[saved]));
-                        }
-                        size_t ldq, ldo;
-                        const floatX *Qp = tile_pad(qcopy, Q, stride, n, HD, &ldq),
-                                     *dOp = tile_pad(dcopy, dO, stride, n, HD, &ldo);
-                        gemm_tile(P, D, n, prob, 1, Pp, dOp, ldo, 1, dv, D);
-                        gemm_tile(P, D, n, ds, 1, Pp, Qp, ldq, 1, dk, D);
-                    }
-                }
-                const size_t out = page_tile(pages->dkv_slot[i], h, NKV, P, HD);
-                for (int j = 0; j < P; j++) {
-                    floatX *dkrow = dkpages + out + (size_t)j * HD, *dvrow = dvpages + out + (size_t)j * HD;
-                    for (int d = 0; d < HD; d++) {
-                        floatX gk = dk[j * D + d] * scale, gv = dv[j * D + d];
-                        dkrow[d] = pages->dkv_fresh[i] ? gk : dkrow[d] + gk;
-                        dvrow[d] = pages->dkv_fresh[i] ? gv : dvrow[d] + gv;
-                    }
-                }
-            }
-        }
+    floatX *sum = take(&s, ATTENTION_ROWS * D), *kcopy = take(&s, P * D),
+           *rows = dq + ((size_t)b * Tc + t) * stride + (size_t)(h * G + g) * HD;
+    if (pa == 0) memset(sum, 0, n * D * sizeof(floatX));
+    else tile_copy(sum, D, rows, stride, n, HD);
+    for (int p = pa; p < pz && (int64_t)p * P <= last; p++) {
+        const int keys = last - (int64_t)p * P + 1 < P ? (int)(last - (int64_t)p * P + 1) : P;
+        const floatX *K = kpages + page_tile(pages->kv_slot[pages_row(pages, l, b) + p], h, NKV, P, HD);
+        gemm_tile(n, D, keys, scale, ds + (((size_t)(p - pa) * G + g) * Tc + t) * Pp, Pp, 1,
+                  tile_pad(kcopy, K, keys, HD), D, 1, sum, D);
     }
+    for (int r = 0; r < n; r++) memcpy(rows + r * stride, sum + r * D, HD * sizeof(floatX));
 }
 
 /* dq (B, Tc, NH, HD) =; dkpages, dvpages of pages p0 .. the chunk's last: = if fresh, else +=, and fresh no
-   longer. delta (B, NH, Tc) is scratch. attn and lse as attention_forward saved them. */
-static void attention_backward(floatX *dq, floatX *dkpages, floatX *dvpages, floatX *delta, const floatX *dattn,
-                               const floatX *attn, const floatX *lse, const floatX *q, const floatX *kpages,
-                               const floatX *vpages, PageTable *pages, int l, int p0, int t0, int Tc, int NH, int NKV,
-                               int HD, floatX *scratch) {
+   longer. delta (B, NH, Tc) and ds (attention_block) are scratch. attn and lse as attention_forward saved them. */
+static void attention_backward(floatX *dq, floatX *dkpages, floatX *dvpages, floatX *delta, floatX *ds,
+                               const floatX *dattn, const floatX *attn, const floatX *lse, const floatX *q,
+                               const floatX *kpages, const floatX *vpages, PageTable *pages, int l, int p0, int t0,
+                               int Tc, int NH, int NKV, int HD, floatX *scratch) {
+    const int P = pages->P, G = NH / NKV, NP = (int)ceil_div((size_t)t0 + Tc, P), pairs = pages->B * NKV,
+              tiles = (int)ceil_div(Tc, ATTENTION_ROWS);
+    const size_t scratch_size = attention_scratch_size(P, G, HD), unit = (size_t)G * Tc * round_up(P, VL);
+    /* a block: pages of one (sequence, key/value head) pair, or of several pairs if all their pages find room */
+    const int fit = (int)(attention_ds_size(max_threads(), pages->B, NH, NKV, Tc, P, NP) / unit),
+              block = fit < NP ? fit : NP, some = fit / block;
     attention_delta(delta, dattn, attn, pages->B, Tc, NH, HD);
-    attention_backward_dkv(dkpages, dvpages, dattn, q, lse, delta, kpages, vpages, pages, l, p0, t0, Tc, NH, NKV, HD,
-                           scratch);
-    attention_backward_dq(dq, dattn, q, lse, delta, kpages, vpages, pages, l, t0, Tc, NH, NKV, HD, scratch);
+    for (int i = 0; i < pairs; i += some) {
+        for (int pa = 0; pa < NP; pa += block) {
+            const int iz = i + some < pairs ? i + some : pairs, pz = pa + block < NP ? pa + block : NP;
+#pragma omp parallel
+            {
+                floatX *s = scratch + thread_id() * scratch_size;
+#pragma omp for collapse(2) schedule(dynamic)
+                for (int p = pa; p < pz; p++) {
+                    for (int j = i; j < iz; j++) {
+                        floatX *dS = ds + ((size_t)(j - i) * block + (p - pa)) * unit;
+                        attention_backward_page(dkpages, dvpages, dS, dattn, q, lse, delta, kpages, vpages, pages, l,
+                                                j / NKV, p, j % NKV, p >= p0, t0, Tc, NH, NKV, HD, s);
+                    }
+                }
+#pragma omp for collapse(3) schedule(dynamic)
+                for (int j = i; j < iz; j++) {
+                    for (int g = 0; g < G; g++) {
+                        for (int tile = tiles - 1; tile >= 0; tile--) {
+                            attention_backward_dq(dq, ds + (size_t)(j - i) * block * unit, kpages, pages, l, j / NKV,
+                                                  j % NKV, g, tile * ATTENTION_ROWS, pa, pz, t0, Tc, NH, NKV, HD, s);
+                        }
+                    }
+                }
+            }
+        }
+    }
     for (int b = 0; b < pages->B; b++) {
-        for (int p = p0; p < (int)ceil_div((size_t)t0 + Tc, pages->P); p++)
-            pages->dkv_fresh[pages_row(pages, l, b) + p] = 0;
+        for (int p = p0; p < NP; p++) pages->dkv_fresh[pages_row(pages, l, b) + p] = 0;
     }
 }
 
@@ -643,22 +630,27 @@ static void classifier(floatX *losses, int *guesses, floatX *logits, const int *
             continue;
         }
         assert(target >= 0 && target < V);
-        for (int c = 1; c < V; c++) best = z[c] > z[best] ? c : best;
-        const floatX top = z[best], at_target = z[target];
+        const floatX top = vec_largest(z, V), at_target = z[target];
+        while (best < V - 1 && z[best] != top) best++;
         vecX lanes = {0};
         floatX sum = 0;
-        for (int c = 0; c < V; c += VL) {
-            int n = V - c < VL ? V - c : VL;
-            vecX e = vec_exp(vec_load_part(z + c, n) - top);
-            for (int j = n; j < VL; j++) e[j] = 0;
+        int c = 0;
+        for (; c + VL <= V; c += VL) {
+            const vecX e = vec_exp(vec_load(z + c) - top);
             lanes += e;
-            if (dloss != 0) vec_store_part(z + c, e, n);
+            if (dloss != 0) vec_store(z + c, e);
         }
         for (int j = 0; j < VL; j++) sum += lanes[j];
+        for (; c < V; c++) { /* the last few, in the vector code as well */
+            const floatX e = vec_exp(vec_set(z[c] - top))[0];
+            sum += e;
+            if (dloss != 0) z[c] = e;
+        }
         losses[r] = (floatX)log((double)sum) + top - at_target;
         guesses[r] = best;
         if (dloss == 0) continue;
-        for (int c = 0; c < V; c++) z[c] *= dloss / sum;
+        const floatX factor = dloss / sum;
+        for (int i = 0; i < V; i++) z[i] *= factor;
         z[target] -= dloss;
         memset(z + V, 0, (size_t)(Vp - V) * sizeof(floatX));
     }
@@ -684,6 +676,8 @@ static double grad_norm(double *partial, const floatX *g, size_t n) {
     return sqrt(sum);
 }
 
+static inline floatX square_root(floatX x) { return sizeof x == 4 ? (floatX)sqrtf((float)x) : (floatX)sqrt((double)x); }
+
 static const double ADAM_BETA1 = 0.9, ADAM_BETA2 = 0.95, ADAM_EPS = 1e-8;
 
 /* AdamW (Loshchilov and Hutter 2019) on w (n), with m and v (n) in place. step counts from 1; the
@@ -699,7 +693,7 @@ static void adamw_update(floatX *w, floatX *m, floatX *v, const floatX *g, size_
             floatX d = g[i] * scale;
             m[i] = b1 * m[i] + (1 - b1) * d;
             v[i] = b2 * v[i] + (1 - b2) * d * d;
-            w[i] = w[i] * keep - rate * m[i] / ((floatX)sqrt((double)(v[i] * correct2)) + eps);
+            w[i] = w[i] * keep - rate * m[i] / (square_root(v[i] * correct2) + eps);
         }
     }
 }
@@ -757,6 +751,7 @@ typedef struct {
     floatX *delta;              // (B, NH, Tc)
     floatX *dgate, *dup, *dact; // (BTc, F)
     floatX *attention_scratch;  // per thread
+    floatX *ds;                 // of a block of pages
     double *norm_partial;       // (num_params / OPTIMIZER_BLOCK, rounded up)
 
     ChunkStep *schedule; // (chunks_max_steps(N))
@@ -877,7 +872,7 @@ static void model_alloc(Model *m, Memory *mem, const ModelConfig *config, const 
 
     m->acts = (LayerActs *)xcalloc(c->L, sizeof(LayerActs));
     acts_alloc(m->acts, c, mem, BTc, m->recompute);
-    m->head_rows = (int)min_size(BTc, max_size(16, min_size(256, ((size_t)1 << 22) / c->Vp)));
+    m->head_rows = (int)min_size(BTc, max_size(16, min_size(256, ((size_t)1 << 24) / c->Vp)));
     const size_t layernorm = c->norm == NORM_LAYERNORM, rope = c->pos == POS_ROPE, swiglu = c->mlp == MLP_SWIGLU;
     const size_t angles = rope * min_size(m->chunk_size, m->T) * (c->HD / 2);
     const Buffer chunk[] = {
@@ -896,7 +891,8 @@ static void model_alloc(Model *m, Memory *mem, const ModelConfig *config, const 
     };
     const size_t tiles = threads * attention_scratch_size(m->P, c->NH / c->NKV, c->HD);
     const Buffer head[] = {{&m->logits, "logits", (size_t)m->head_rows * c->Vp}};
-    const Buffer attention[] = {{&m->attention_scratch, "attention_scratch", tiles}};
+    const size_t ds = attention_ds_size((int)threads, m->B, c->NH, c->NKV, (int)(BTc / m->B), m->P, (int)NP);
+    const Buffer attention[] = {{&m->attention_scratch, "attention_scratch", tiles}, {&m->ds, "ds", ds}};
     buffers_alloc(mem, CHUNK_GROUP, CHUNK_OPTION, MEMORY_SCRATCH, chunk, COUNT(chunk));
     buffers_alloc(mem, "gradients of activations", "--chunk, --batch", MEMORY_SCRATCH, backward, COUNT(backward));
     buffers_alloc(mem, "logits of a slice", "--model", MEMORY_SCRATCH, head, COUNT(head));
@@ -1059,33 +1055,29 @@ static void layer_forward(Model *m, int l, ChunkRange range, KvMode kv, floatX *
 
     norm_forward(a->ln1, a->mean1, a->rstd1, a->x, w[LN1W], w[LN1B], BTc, C, c->norm_eps);
     if (kv != KV_THERE || c->qk_norm) { /* the norm of k needs in its backward what went into it */
-        matmul_forward(c->qk_norm ? a->kraw : m->kchunk, a->ln1, w[WK], w[BK], BTc, C, KD, 0);
+        matmul_forward(c->qk_norm ? a->kraw : m->kchunk, a->ln1, w[WK], NULL, w[BK], BTc, C, KD);
         if (c->qk_norm) norm_forward(m->kchunk, NULL, a->rstdk, a->kraw, w[KNORMW], NULL, BTc * NKV, HD, c->norm_eps);
     }
     if (kv != KV_THERE) {
         if (c->pos == POS_ROPE) rope_forward(m->kchunk, m->cosine, m->sine, B, Tc, NKV, HD);
-        matmul_forward(m->vchunk, a->ln1, w[WV], w[BV], BTc, C, KD, 0);
+        matmul_forward(m->vchunk, a->ln1, w[WV], NULL, w[BV], BTc, C, KD);
         page_write(m->kpages, m->vpages, m->kchunk, m->vchunk, &m->pages, l, range.t0, Tc, NKV, HD);
     }
     if (kv == KV_ONLY) return;
 
-    matmul_forward(c->qk_norm ? a->qraw : a->q, a->ln1, w[WQ], w[BQ], BTc, C, QD, 0);
+    matmul_forward(c->qk_norm ? a->qraw : a->q, a->ln1, w[WQ], NULL, w[BQ], BTc, C, QD);
     if (c->qk_norm) norm_forward(a->q, NULL, a->rstdq, a->qraw, w[QNORMW], NULL, BTc * NH, HD, c->norm_eps);
     if (c->pos == POS_ROPE) rope_forward(a->q, m->cosine, m->sine, B, Tc, NH, HD);
     attention_forward(a->attn, a->lse, a->q, m->kpages, m->vpages, &m->pages, l, range.t0, Tc, NH, NKV, HD,
                       m->attention_scratch);
 
-    memcpy(a->xmid, a->x, BTc * C * sizeof(floatX));
-    matmul_forward(a->xmid, a->attn, w[WO], w[BO], BTc, QD, C, 1);
-
+    matmul_forward(a->xmid, a->attn, w[WO], a->x, w[BO], BTc, QD, C);
     norm_forward(a->ln2, a->mean2, a->rstd2, a->xmid, w[LN2W], w[LN2B], BTc, C, c->norm_eps);
-    if (c->mlp == MLP_SWIGLU) matmul_forward(a->gate, a->ln2, w[WGATE], w[BGATE], BTc, C, F, 0);
-    matmul_forward(a->up, a->ln2, w[WUP], w[BUP], BTc, C, F, 0);
+    if (c->mlp == MLP_SWIGLU) matmul_forward(a->gate, a->ln2, w[WGATE], NULL, w[BGATE], BTc, C, F);
+    matmul_forward(a->up, a->ln2, w[WUP], NULL, w[BUP], BTc, C, F);
     if (c->mlp == MLP_SWIGLU) swiglu_forward(a->act, a->gate, a->up, BTc * F);
     else gelu_forward(a->act, a->up, BTc * F);
-
-    memcpy(next, a->xmid, BTc * C * sizeof(floatX));
-    matmul_forward(next, a->act, w[WDOWN], w[BDOWN], BTc, F, C, 1);
+    matmul_forward(next, a->act, w[WDOWN], a->xmid, w[BDOWN], BTc, F, C);
 }
 
 /* m->dx (BTc, C): gradient of layer l's output -> gradient of its input. Parameter gradients +=. Gives back the
@@ -1119,8 +1111,8 @@ static void layer_backward(Model *m, int l, ChunkRange range) {
     matmul_backward(m->dattn, dw[WO], dw[BO], m->dx, a->attn, w[WO], BTc, QD, C, 0);
     dump_rows(m, "dattn", l, range, m->dattn, QD);
     pages_alloc_grad_range(&m->pages, l, p_grad, p_end);
-    attention_backward(m->dq, m->dkpages, m->dvpages, m->delta, m->dattn, a->attn, a->lse, a->q, m->kpages, m->vpages,
-                       &m->pages, l, p_grad, range.t0, Tc, NH, NKV, HD, m->attention_scratch);
+    attention_backward(m->dq, m->dkpages, m->dvpages, m->delta, m->ds, m->dattn, a->attn, a->lse, a->q, m->kpages,
+                       m->vpages, &m->pages, l, p_grad, range.t0, Tc, NH, NKV, HD, m->attention_scratch);
     dump_heads(m, "delta", l, range, m->delta, NH);
     dump_rows(m, "dq", l, range, m->dq, QD);
     if (c->pos == POS_ROPE) rope_backward(m->dq, m->cosine, m->sine, B, Tc, NH, HD);
@@ -1195,7 +1187,7 @@ static void loss_head(Model *m, ChunkRange range, const int *targets, floatX dlo
                    dlogits_at = m->dump ? dump_add(m, "dlogits", FLOATX_TYPE, -1, range, m->B, Vp) : 0;
     for (size_t r = 0; r < BTc; r += m->head_rows) {
         size_t rows = min_size(m->head_rows, BTc - r);
-        matmul_forward(m->logits, m->lnf + r * C, whead, NULL, rows, C, Vp, 0);
+        matmul_forward(m->logits, m->lnf + r * C, whead, NULL, NULL, rows, C, Vp);
         const size_t row = Vp * sizeof(floatX);
         if (m->dump) safe_write_at(&m->dump->file, logits_at + r * row, m->logits, rows * row);
         classifier(m->losses + r, m->guesses + r, m->logits, m->head_targets + r, rows, c->V, Vp, dloss);
@@ -1292,7 +1284,7 @@ static Work work_head(const Model *m, ChunkRange range, int backward) {
 }
 
 /* layer_backward over all layers. dK, dV of pages that a later chunk has begun are read and written, others
-   written; dK, dV and dQ each go over K, V once; in the end the chunk reads its own dK, dV. */
+   written; K, V are read for ds, dK, dV, and K again for dQ; in the end the chunk reads its own dK, dV. */
 static Work work_backward(const Model *m, ChunkRange range) {
     const ModelConfig *c = &m->config;
     const int L = c->L, exact = m->carry == CARRY_EXACT, last = range.t0 + range.Tc == m->T;
@@ -1303,8 +1295,8 @@ static Work work_backward(const Model *m, ChunkRange range) {
     Work w = {0};
     w.products = L * 4 * BTc * weights;
     w.param_bytes = L * 3 * weights * sizeof(floatX); /* read the weights, read and write their gradients */
-    w.attention = L * 2.0 * c->HD * c->NH * (4 * work_pairs(m, range, exact) + 3 * work_pairs(m, range, 1));
-    w.pages_read = L * page * (touched + end + (exact && !last ? touched : 0) + own);
+    w.attention = L * 2.0 * c->HD * c->NH * (2 * work_pairs(m, range, exact) + 3 * work_pairs(m, range, 1));
+    w.pages_read = L * page * (1.5 * end + (exact && !last ? touched : 0) + own);
     w.pages_written = L * page * touched;
     return w;
 }
@@ -1523,7 +1515,7 @@ static void last_logits(Model *m, int Tc) {
     const ModelConfig *c = &m->config;
     norm_forward(m->lnf, m->meanf, m->rstdf, m->xlast + (size_t)(Tc - 1) * c->C, tensor(m, m->params, LNFW, 0),
                  tensor(m, m->params, LNFB, 0), 1, c->C, c->norm_eps);
-    matmul_forward(m->logits, m->lnf, tensor(m, m->params, c->tied ? WTE : WHEAD, 0), NULL, 1, c->C, c->Vp, 0);
+    matmul_forward(m->logits, m->lnf, tensor(m, m->params, c->tied ? WTE : WHEAD, 0), NULL, NULL, 1, c->C, c->Vp);
 }
 
 /* Writes tokens[prompt .. total-1], each drawn after all before it. tokens (total), 1 <= prompt < total <= m->T;

@@ -57,39 +57,70 @@ static inline void vec_store_part(floatX *p, vecX v, size_t n) {
     else memcpy(p, &v, n * sizeof(floatX));
 }
 
-/* exp(x), each lane. float: x = n ln2 + r with |r| <= ln2/2 (ln2 in two pieces, Cody and Waite),
-   e^r by its Taylor polynomial of degree 7 (remainder < 5e-9 relative), times 2^n through the
-   exponent bits. Error at most 2 ulp (tested against double over the whole range); 0 below
-   -87.3 (no subnormals), inf above 88.7, NaN for NaN. double: libm. */
+/* vec_zip_lo, vec_zip_hi: a0 b0 a1 b1 ... of the lower halves of a and b, of the upper halves */
+#if defined(__clang__) || __GNUC__ >= 12
+#define VEC_SHUFFLE __builtin_shufflevector
+#else
+#define VEC_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vecI){__VA_ARGS__})
+#endif
+#if VEC_BYTES == 64 && !defined(FLOATX_DOUBLE)
+static inline vecX vec_zip_lo(vecX a, vecX b) {
+    return VEC_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
+static inline vecX vec_zip_hi(vecX a, vecX b) {
+    return VEC_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+#elif VEC_BYTES == 64 || (VEC_BYTES == 32 && !defined(FLOATX_DOUBLE))
+static inline vecX vec_zip_lo(vecX a, vecX b) { return VEC_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+static inline vecX vec_zip_hi(vecX a, vecX b) { return VEC_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+#elif VEC_BYTES == 32 || !defined(FLOATX_DOUBLE)
+static inline vecX vec_zip_lo(vecX a, vecX b) { return VEC_SHUFFLE(a, b, 0, 4, 1, 5); }
+static inline vecX vec_zip_hi(vecX a, vecX b) { return VEC_SHUFFLE(a, b, 2, 6, 3, 7); }
+#else
+static inline vecX vec_zip_lo(vecX a, vecX b) { return VEC_SHUFFLE(a, b, 0, 2); }
+static inline vecX vec_zip_hi(vecX a, vecX b) { return VEC_SHUFFLE(a, b, 1, 3); }
+#endif
+
+/* v (VL vectors) = its transpose as a VL x VL matrix: zipping the upper half of the rows with the lower, log2(VL)
+   times (a perfect shuffle of rows each time) */
+__attribute__((always_inline)) static inline void vec_transpose(vecX *v) {
+    vecX t[VL];
+#pragma GCC unroll 4
+    for (int step = 1; step < VL; step *= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < VL / 2; i++) {
+            t[2 * i] = vec_zip_lo(v[i], v[i + VL / 2]);
+            t[2 * i + 1] = vec_zip_hi(v[i], v[i + VL / 2]);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < VL; i++) v[i] = t[i];
+    }
+}
+
+/* exp(x), each lane. float: x = n ln2 + r with |r| <= ln2/2 (ln2 in two pieces, Cody and Waite), e^r by a polynomial of
+   degree 6 (1 + r + r^2 q(r), q fitted for the least relative error: 3.1e-9), and n added to the exponent bits. Error
+   below 1 ulp (tested against double over the whole range); 0 below -87.3 (no subnormals), inf above 88.7, NaN for NaN.
+   double: libm. */
 static inline vecX vec_exp(vecX x) {
 #ifdef FLOATX_DOUBLE
     for (int i = 0; i < VL; i++) x[i] = exp(x[i]);
     return x;
 #else
     const float log2e = 1.44269504f, ln2_hi = 0.693359375f, ln2_lo = -2.12194440e-4f;
-    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    vecX lo = vec_set(-87.3f), hi = vec_set(88.7f);
-    vecX c = vec_select(x > lo, x, lo); /* NaN becomes lo here and is put back at the end */
-    c = vec_select(c < hi, c, hi);
-    vecX shifted = c * log2e + magic;
-    vecX n = shifted - magic;
-    vecX r = c - n * ln2_hi;
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, which stands in the lowest bits */
+    const vecX shifted = x * log2e + magic, n = shifted - magic;
+    vecX r = x - n * ln2_hi;
     r = r - n * ln2_lo;
-    vecX p = vec_set(1.0f / 5040);
-    p = p * r + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
+    vecX p = vec_set(0.00138145f);
+    p = p * r + 0.00836875f;
+    p = p * r + 0.04166839f;
+    p = p * r + 0.1666652f;
+    p = p * r + 0.49999993f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    /* 2^n in two halves: n = 128 alone would overflow the exponent field */
-    vecI ni = (vecI)shifted - (vecI)vec_set(magic), half = ni >> 1;
-    vecX s1 = (vecX)((half + 127) << 23), s2 = (vecX)((ni - half + 127) << 23);
-    vecX y = p * s1 * s2;
-    y = vec_select(x < lo, vec_set(0), y);
-    y = vec_select(x > hi, vec_set(INFINITY), y);
-    return vec_select(x != x, x, y);
+    vecX y = (vecX)((vecI)p + ((vecI)shifted << 23));
+    y = (vecX)((vecI)y & ~(x < -87.3f));
+    return vec_select(x <= 88.7f, y, x * INFINITY); /* NaN compares as false */
 #endif
 }
 
@@ -101,6 +132,17 @@ static inline floatX vec_dot(const floatX *a, const floatX *b, size_t n) {
     floatX sum = 0;
     for (int j = 0; j < VL; j++) sum += s[j];
     return sum;
+}
+
+/* the largest of a[i], i < n, n > 0; a NaN is passed over unless it is the first */
+static inline floatX vec_largest(const floatX *a, size_t n) {
+    vecX v = vec_set(a[0]);
+    size_t i = 0;
+    for (; i + VL <= n; i += VL) v = vec_max(vec_load(a + i), v);
+    floatX top = a[0];
+    for (int j = 0; j < VL; j++) top = v[j] > top ? v[j] : top;
+    for (; i < n; i++) top = a[i] > top ? a[i] : top;
+    return top;
 }
 
 /* sum over i < n of a[i], in the same order */

@@ -143,7 +143,7 @@ static void fixture_against_reference(const char *fixture, int pages) {
         const int V = m->config.V, Vp = m->config.Vp, C = m->config.C;
         floatX *logits = random_floats((size_t)2 * T * Vp, 0, &(Rng){1});
         sequence_step(m, x->trial->batch.inputs, x->trial->batch.targets, 0, 0, NULL, NULL, &x->trial->progress);
-        matmul_forward(logits, m->lnf, tensor(m, m->params, m->config.tied ? WTE : WHEAD, 0), NULL, 2 * T, C, Vp, 0);
+        matmul_forward(logits, m->lnf, tensor(m, m->params, m->config.tied ? WTE : WHEAD, 0), NULL, NULL, 2 * T, C, Vp);
         for (int i = 0; i < 2 * T; i++) {
             for (int v = 0; v < V; v++) {
                 largest = fmax(largest, fabs(want_logits[i * V + v]));

@@ -156,7 +156,7 @@ static void test_work(void) {
                                   carried = run.carry == CARRY_EXACT;
                         written += page * (c->write_kv && own);       /* K, V */
                         read += page * (!stops + again);              /* attention_forward */
-                        read += page * back * (1 + (carried || own)); /* dq; dkv over the same K, V */
+                        read += page * back * 1.5;                    /* K, V for ds; K for dq */
                         read += page * (back && carried && later);    /* dK, dV that are added to */
                         written += page * (back && (carried || own)); /* dK, dV */
                         read += page * (back && own);                 /* the chunk's own, complete */
