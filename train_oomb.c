@@ -103,9 +103,8 @@ static void norm_forward(floatX *out, floatX *mean, floatX *rstd, const floatX *
         const floatX *xr = x + r * C;
         floatX *o = out + r * C;
         floatX mu = mean ? vec_sum(xr, C) / C : 0;
-        for (int c = 0; c < C; c++) o[c] = xr[c] - mu;
-        floatX s = 1 / (floatX)sqrt((double)(vec_dot(o, o, C) / C) + eps);
-        for (int c = 0; c < C; c++) o[c] = o[c] * s * w[c] + (b ? b[c] : 0);
+        floatX s = 1 / (floatX)sqrt((double)(vec_spread(xr, mu, C) / C) + eps);
+        for (int c = 0; c < C; c++) o[c] = (xr[c] - mu) * s * w[c] + (b ? b[c] : 0);
         if (mean) mean[r] = mu;
         rstd[r] = s;
     }
@@ -631,7 +630,9 @@ static void classifier(floatX *losses, int *guesses, floatX *logits, const int *
         }
         assert(target >= 0 && target < V);
         const floatX top = vec_largest(z, V), at_target = z[target];
-        while (best < V - 1 && z[best] != top) best++;
+        enum { BLOCK = 256 }; /* whose largest tells soon whether it is there */
+        while (best + BLOCK < V && vec_largest(z + best, BLOCK) != top) best += BLOCK;
+        while (best + 1 < V && z[best] != top) best++;
         vecX lanes = {0};
         floatX sum = 0;
         int c = 0;
@@ -1345,6 +1346,20 @@ static double sequence_cost(Model *m, int train) {
     return total;
 }
 
+/* Flops that the gradient itself takes, whatever the schedule: one forward, and the backward without the scores, which
+   attention's backward makes a second time. What is done beyond is recompute. */
+static double sequence_model_cost(const Model *m) {
+    double total = 0;
+    for (int ck = 0; ck < m->N; ck++) {
+        const ChunkRange range = chunks_range(m->T, m->chunk_size, ck);
+        const Work part[] = {work_layers(m, range, KV_WRITE, m->config.L), work_head(m, range, 0),
+                             work_head(m, range, 1), work_backward(m, range)};
+        for (int i = 0; i < COUNT(part); i++) total += part[i].products + part[i].attention;
+        total -= m->config.L * 2.0 * m->config.HD * m->config.NH * work_pairs(m, range, 1);
+    }
+    return total;
+}
+
 /* Runs the schedule over B sequences: inputs, targets (B, T). train: gradients += with dloss = 1 / scored
    targets of the global batch; else forward only. Losses and guesses go to losses, guesses (B, T) where
    these are not NULL. Returns the sum of the losses. */
@@ -1865,8 +1880,12 @@ static void report_work(Model *m, int grad_accum, Logger *log) {
     report_work_line("backward: forward again, head", chunks[1], &sum[1][WORK_FORWARD]);
     report_work_line("backward: gradients", chunks[1], &sum[1][WORK_BACKWARD]);
     report_work_line("total", chunks[0] + chunks[1], &total);
+    const double model = sequence_model_cost(m) * grad_accum, all = total.products + total.attention;
+    printf("Of the %s, %s are the model's own; %s are recompute: layers run again, attention's scores made again.\n",
+           text_flops(all).text, text_flops(model).text, text_flops(all - model).text);
     logger_number(log, "flops_products", total.products);
     logger_number(log, "flops_attention", total.attention);
+    logger_number(log, "flops_model", model);
     logger_number(log, "param_bytes", total.param_bytes);
     logger_number(log, "pages_read", total.pages_read);
     logger_number(log, "pages_written", total.pages_written);
@@ -2011,7 +2030,8 @@ static void run_step(Run *r) {
     const TrainConfig *run = &s->run;
     const int step = s->at.step + 1;
     const double per_step = (double)r->batch.per_batch * run->grad_accum;
-    Progress progress = progress_start(sequence_cost(&r->m, 1) * run->grad_accum, per_step);
+    const double flops = sequence_cost(&r->m, 1) * run->grad_accum;
+    Progress progress = progress_start(flops, per_step);
     for (size_t i = 0; i < (size_t)run->grad_accum * run->B; i++)
         data_sample(&s->train, s->at.sample++, r->batch.inputs + i * run->T, r->batch.targets + i * run->T, NULL);
     if (*run->dump && !*r->dump.path) dump_begin(r, &r->dump);
@@ -2023,8 +2043,9 @@ static void run_step(Run *r) {
     progress_end(&progress);
     s->at.step = step;
     s->at.tokens += r->batch.per_batch * run->grad_accum;
-    printf("step %5d/%d | loss %.4f | lr %.2e | norm %7.4f | %.0f tokens/s | peak %s\n", step, run->steps, loss, lr,
-           norm, per_step / ms * 1e3, text_bytes((double)peak_rss_bytes()).text);
+    printf("step %5d/%d | loss %.4f | lr %.2e | norm %7.4f | %.0f tokens/s | %.0f GFLOP/s | peak %s\n", step,
+           run->steps, loss, lr, norm, per_step / ms * 1e3, flops / ms * 1e-6,
+           text_bytes((double)peak_rss_bytes()).text);
     fflush(stdout);
     logger_number(&s->log, "step", step);
     logger_number(&s->log, "loss", loss);
@@ -2032,6 +2053,8 @@ static void run_step(Run *r) {
     logger_number(&s->log, "grad_norm", norm);
     logger_number(&s->log, "tokens", (double)s->at.tokens);
     logger_number(&s->log, "ms", ms);
+    logger_number(&s->log, "flops", flops);
+    logger_number(&s->log, "flops_model", sequence_model_cost(&r->m) * run->grad_accum);
     logger_number(&s->log, "peak_bytes", (double)peak_rss_bytes());
     logger_end(&s->log);
 }
@@ -2053,13 +2076,15 @@ static int run_steps(Run *r) {
 }
 
 /* The table again, now beside what was measured. */
-static void report_end(const Run *r, uint64_t tokens, double ms) {
+static void report_end(Run *r, uint64_t tokens, double ms) {
     const double planned = (double)memory_total(&r->mem, TIER_HOST), peak = (double)peak_rss_bytes();
     printf("\n");
     memory_print(&r->mem, stdout);
     printf("  %-32s %-7s %10s   measured (%+.1f %% of the total)\n\n", "peak of the process", tier_names[TIER_HOST],
            text_bytes(peak).text, 100 * (peak / planned - 1));
-    printf("%" PRIu64 " tokens in %s\n", tokens, text_seconds(ms * 1e-3).text);
+    const double flops = sequence_cost(&r->m, 1), model = sequence_model_cost(&r->m);
+    printf("%" PRIu64 " tokens in %s; %.0f %% of the work was the model's own, the rest recompute\n", tokens,
+           text_seconds(ms * 1e-3).text, 100 * model / flops);
 }
 
 /* Threads: what was asked for, else as many as OpenMP would start and the container allows. */

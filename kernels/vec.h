@@ -124,13 +124,49 @@ static inline vecX vec_exp(vecX x) {
 #endif
 }
 
-/* sum over i < n of a[i] * b[i]; lane j adds elements j, j + VL, ... and the lanes are added
-   in order at the end */
-static inline floatX vec_dot(const floatX *a, const floatX *b, size_t n) {
-    vecX s = {0};
-    for (size_t i = 0; i < n; i += VL) s += vec_load_part(a + i, n - i) * vec_load_part(b + i, n - i);
+/* The sum of four vectors of partial sums, lanes in order. */
+static inline floatX vec_lanes(const vecX *s) {
+    const vecX v = (s[0] + s[1]) + (s[2] + s[3]);
     floatX sum = 0;
-    for (int j = 0; j < VL; j++) sum += s[j];
+    for (int j = 0; j < VL; j++) sum += v[j];
+    return sum;
+}
+
+/* sum over i < n of a[i] * b[i]: four vectors of sums, so that an addition need not wait for the one before; element i
+   goes to lane i % VL of vector i / VL % 4, and they are added up as vec_lanes does */
+static inline floatX vec_dot(const floatX *a, const floatX *b, size_t n) {
+    vecX s[4] = {{0}, {0}, {0}, {0}};
+    size_t i = 0;
+    for (; i + 4 * VL <= n; i += 4 * VL) {
+#pragma GCC unroll 4
+        for (int u = 0; u < 4; u++) s[u] += vec_load(a + i + u * VL) * vec_load(b + i + u * VL);
+    }
+    for (int u = 0; i < n; i += VL, u++) s[u] += vec_load_part(a + i, n - i) * vec_load_part(b + i, n - i);
+    return vec_lanes(s);
+}
+
+/* sum over i < n of a[i], in the same order */
+static inline floatX vec_sum(const floatX *a, size_t n) {
+    vecX s[4] = {{0}, {0}, {0}, {0}};
+    size_t i = 0;
+    for (; i + 4 * VL <= n; i += 4 * VL) {
+#pragma GCC unroll 4
+        for (int u = 0; u < 4; u++) s[u] += vec_load(a + i + u * VL);
+    }
+    for (int u = 0; i < n; i += VL, u++) s[u] += vec_load_part(a + i, n - i);
+    return vec_lanes(s);
+}
+
+/* sum over i < n of (a[i] - mean)^2, in the same order */
+static inline floatX vec_spread(const floatX *a, floatX mean, size_t n) {
+    vecX s[4] = {{0}, {0}, {0}, {0}};
+    size_t i = 0;
+    for (; i + 4 * VL <= n; i += 4 * VL) {
+#pragma GCC unroll 4
+        for (int u = 0; u < 4; u++) s[u] += (vec_load(a + i + u * VL) - mean) * (vec_load(a + i + u * VL) - mean);
+    }
+    floatX sum = vec_lanes(s);
+    for (; i < n; i++) sum += (a[i] - mean) * (a[i] - mean);
     return sum;
 }
 
@@ -143,15 +179,6 @@ static inline floatX vec_largest(const floatX *a, size_t n) {
     for (int j = 0; j < VL; j++) top = v[j] > top ? v[j] : top;
     for (; i < n; i++) top = a[i] > top ? a[i] : top;
     return top;
-}
-
-/* sum over i < n of a[i], in the same order */
-static inline floatX vec_sum(const floatX *a, size_t n) {
-    vecX s = {0};
-    for (size_t i = 0; i < n; i += VL) s += vec_load_part(a + i, n - i);
-    floatX sum = 0;
-    for (int j = 0; j < VL; j++) sum += s[j];
-    return sum;
 }
 
 #endif

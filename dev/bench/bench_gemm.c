@@ -11,10 +11,9 @@
    that uses the same OpenMP library as this program: two pools of threads that spin disturb each other. */
 #define _GNU_SOURCE
 #include "../../kernels/gemm.h"
-#include "../../oomb/util.h"
+#include "bench.h"
 
 #include <dlfcn.h>
-#include <time.h>
 
 typedef void (*Sgemm)(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
                       const float *b, int ldb, float beta, float *c, int ldc);
@@ -31,46 +30,16 @@ typedef struct {
 static void run(const Product *p, int theirs, const float *A, const float *B, float *C) {
     const size_t lda = p->ta ? p->M : p->K, ldb = p->tb ? p->K : p->N;
     if (!theirs) gemm(p->ta, p->tb, p->M, p->N, p->K, 1, A, lda, B, ldb, p->beta, C, p->N);
-    else blas(101, p->ta ? 112 : 111, p->tb ? 112 : 111, (int)p->M, (int)p->N, (int)p->K, 1, A, (int)lda, B, (int)ldb,
-              p->beta, C, (int)p->N);
+    else
+        blas(101, p->ta ? 112 : 111, p->tb ? 112 : 111, (int)p->M, (int)p->N, (int)p->K, 1, A, (int)lda, B, (int)ldb,
+             p->beta, C, (int)p->N);
 }
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* seconds of one call, over calls that take `enough` seconds together */
+/* seconds of one call, the mean of some */
 static double time_calls(const Product *p, int theirs, const float *A, const float *B, float *C, int calls) {
-    double start = now();
+    double start = bench_now();
     for (int i = 0; i < calls; i++) run(p, theirs, A, B, C);
-    return (now() - start) / calls;
-}
-
-static int by_value(const void *a, const void *b) {
-    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
-}
-static double median(double *x, int n) {
-    qsort(x, n, sizeof *x, by_value);
-    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
-}
-
-/* n floats, as the program has them: at the beginning of a cache line, and touched */
-static float *zeros(size_t n) {
-    float *x = (float *)aligned_alloc(64, round_up(n * sizeof *x, 64));
-    if (!x) die("out of memory");
-    memset(x, 0, n * sizeof *x);
-    return x;
-}
-
-static float *filled(size_t n, unsigned seed) {
-    float *x = zeros(n);
-    for (size_t i = 0; i < n; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = (float)(int)(seed >> 8) * 0x1p-23f - 1;
-    }
-    return x;
+    return (bench_now() - start) / calls;
 }
 
 /* Largest difference of a few thousand elements of C from the other's, relative to sqrt(K), the size of an element. */
@@ -108,14 +77,14 @@ int main(int argc, char **argv) {
                                        {256, 256}, {1024, 256}, {512, 256},  {257, 131}};
     double log_sum = 0, lowest = INFINITY;
     int count = 0;
-    printf("%d thread%s\n%6s %6s %6s  %-15s %9s %9s %7s %s\n", threads, threads > 1 ? "s" : "", "M", "OC", "C", "product",
-           "GFLOP/s", blas ? "BLAS" : "", blas ? "ratio" : "", blas ? "(lowest to highest round)" : "");
+    printf("%d thread%s\n%6s %6s %6s  %-15s %9s %9s %7s %s\n", threads, threads > 1 ? "s" : "", "M", "OC", "C",
+           "product", "GFLOP/s", blas ? "BLAS" : "", blas ? "ratio" : "", blas ? "(lowest to highest round)" : "");
     for (size_t m = 0; m < sizeof tokens / sizeof *tokens; m++) {
         for (size_t l = 0; l < sizeof layers / sizeof *layers; l++) {
             const size_t M = tokens[m], OC = layers[l][0], K = layers[l][1];
-            float *x = filled(M * K, 1), *w = filled(OC * K, 2), *dout = filled(M * OC, 3);
-            float *C = zeros(max_size(max_size(M * OC, M * K), OC * K)), *other = NULL;
-            if (blas) other = zeros(max_size(max_size(M * OC, M * K), OC * K));
+            float *x = bench_floats(M * K, 1), *w = bench_floats(OC * K, 1), *dout = bench_floats(M * OC, 1);
+            float *C = bench_floats(max_size(max_size(M * OC, M * K), OC * K), 0), *other = NULL;
+            if (blas) other = bench_floats(max_size(max_size(M * OC, M * K), OC * K), 0);
             const Product products[] = {{"forward", 0, 1, M, OC, K, 0},
                                         {"input gradient", 0, 0, M, K, OC, 0},
                                         {"weight gradient", 1, 0, OC, K, M, 1}};
@@ -138,10 +107,10 @@ int main(int argc, char **argv) {
                     theirs[r] = time_calls(p, 1, A, B, other, calls);
                     ratios[r] = theirs[r] / ours[r];
                 }
-                printf("%6zu %6zu %6zu  %-15s %9.1f", M, OC, K, p->name, flops / median(ours, rounds) * 1e-9);
+                printf("%6zu %6zu %6zu  %-15s %9.1f", M, OC, K, p->name, flops / bench_median(ours, rounds) * 1e-9);
                 if (blas) {
-                    double ratio = median(ratios, rounds);
-                    printf(" %9.1f %7.2f (%.2f to %.2f)", flops / median(theirs, rounds) * 1e-9, ratio, ratios[0],
+                    double ratio = bench_median(ratios, rounds);
+                    printf(" %9.1f %7.2f (%.2f to %.2f)", flops / bench_median(theirs, rounds) * 1e-9, ratio, ratios[0],
                            ratios[rounds - 1]);
                     log_sum += log(ratio);
                     lowest = fmin(lowest, ratio);
