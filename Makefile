@@ -50,6 +50,12 @@ test_oomb: $(TEST_SOURCES) Makefile .flags
 test_oomb_double: $(TEST_SOURCES) Makefile .flags
 	$(CC) $(CFLAGS) $(FLAGS) -DFLOATX_DOUBLE $< -o $@ -lm
 
+# Timings: scripts/bench_cpu.sh runs them. No part of `all` or of the tests.
+BENCHES = dev/bench/bench_gemm dev/bench/bench_ops dev/bench/bench_tool
+bench: $(BENCHES)
+dev/bench/%: dev/bench/%.c dev/bench/bench.h train_oomb.c $(HEADERS) Makefile .flags
+	$(CC) $(CFLAGS) $(FLAGS) -Wno-unused-function $< -o $@ -lm -ldl
+
 run: train_oomb
 	./train_oomb
 
@@ -100,6 +106,6 @@ ref: all train_oomb_double
 	$(REF_PYTHON) dev/ref/check.py
 
 clean:
-	rm -f .flags train_oomb train_oomb_double dev/compare_dumps dev/fuzz/fuzz_readers test_oomb test_oomb_double *_sanitized
+	rm -f .flags train_oomb train_oomb_double $(BENCHES) dev/compare_dumps dev/fuzz/fuzz_readers test_oomb test_oomb_double *_sanitized
 
-.PHONY: all run test headers sanitize sanitized fuzz check ref clean FORCE
+.PHONY: all bench run test headers sanitize sanitized fuzz check ref clean FORCE

@@ -107,14 +107,18 @@ __attribute__((always_inline)) static inline void gemm_rows(size_t m, int nv, si
     }
 }
 
-/* Compiled twice: for packed rows of A, where the strides are constants, and for any. */
+/* Compiled three times, with constants for strides: A packed; any A whose columns are contiguous; whose rows are. */
 __attribute__((noinline)) static void gemm_packed(size_t m, int nv, size_t K, const floatX *A, const floatX *B,
                                                   size_t ldb, size_t panel, const GemmOut *o) {
     gemm_rows(m, nv, K, A, 1, GEMM_MR, B, ldb, panel, o);
 }
-__attribute__((noinline)) static void gemm_strided(size_t m, int nv, size_t K, const floatX *A, size_t rs, size_t cs,
+__attribute__((noinline)) static void gemm_columns(size_t m, int nv, size_t K, const floatX *A, size_t cs,
                                                    const floatX *B, size_t ldb, const GemmOut *o) {
-    gemm_rows(m, nv, K, A, rs, cs, B, ldb, 0, o);
+    gemm_rows(m, nv, K, A, 1, cs, B, ldb, 0, o);
+}
+__attribute__((noinline)) static void gemm_strided(size_t m, int nv, size_t K, const floatX *A, size_t rs,
+                                                   const floatX *B, size_t ldb, const GemmOut *o) {
+    gemm_rows(m, nv, K, A, rs, 1, B, ldb, 0, o);
 }
 
 static inline size_t gemm_ceil(size_t a, size_t b) { return (a + b - 1) / b; }
@@ -124,13 +128,15 @@ static inline size_t gemm_min(size_t a, size_t b) { return a < b ? a : b; }
    (K, N) with rows ldb apart. N must be a multiple of VL; one thread. */
 static inline void gemm_tile(size_t M, size_t N, size_t K, floatX alpha, const floatX *A, size_t rs, size_t cs,
                              const floatX *B, size_t ldb, floatX beta, floatX *C, size_t ldc) {
-    assert(N % VL == 0);
+    assert(N % VL == 0 && (rs == 1 || cs == 1));
     const size_t tiles = gemm_ceil(M, GEMM_MR); /* of about the same height */
     for (size_t j = 0; j < N; j += GEMM_NR) {
         for (size_t t = 0; t < tiles; t++) {
             const size_t i = t * M / tiles, m = (t + 1) * M / tiles - i;
             const GemmOut o = {alpha, beta, C + i * ldc + j, NULL, ldc, C + i * ldc + j, ldc};
-            gemm_strided(m, N - j < GEMM_NR ? 1 : 2, K, A + i * rs, rs, cs, B + j, ldb, &o);
+            const int nv = N - j < GEMM_NR ? 1 : 2;
+            if (rs == 1) gemm_columns(m, nv, K, A + i, cs, B + j, ldb, &o);
+            else gemm_strided(m, nv, K, A + i * rs, rs, B + j, ldb, &o);
         }
     }
 }

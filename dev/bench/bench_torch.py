@@ -1,8 +1,8 @@
 """Training steps in PyTorch: the peer of scripts/bench_cpu.sh.
 
-Usage: bench_torch.py MODEL B T STEPS [--checkpoint] [--threads N]     MODEL: gpt2, llama-3m
+Usage: bench_torch.py MODEL B T STEPS --tokens FILE.bin [--checkpoint] [--threads N]     MODEL: a preset below
 
-The presets of that name with random weights, and random tokens: forward, backward, clipping, fused AdamW. Attention is
+The presets of that name with random weights, and the tokens of FILE (uint16, as llm.c writes them): forward, backward, clipping, fused AdamW. Attention is
 torch.nn.functional.scaled_dot_product_attention, which on a CPU is a fused kernel. --checkpoint makes each layer's
 activations again in the backward. Prints the milliseconds of every step but the first, and the process's peak memory in
 bytes."""
@@ -11,6 +11,7 @@ import argparse
 import resource
 import time
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 PRESETS = {  # as in oomb/config.h: V, L, C, NH, NKV, F
     "gpt2": (50257, 12, 768, 12, 12, 3072),
     "llama-3m": (512, 4, 256, 4, 2, 704),
+    "llama-15m": (32000, 6, 288, 6, 6, 768),
 }
 
 
@@ -86,6 +88,7 @@ def main():
     p.add_argument("B", type=int)
     p.add_argument("T", type=int)
     p.add_argument("steps", type=int)
+    p.add_argument("--tokens", required=True)
     p.add_argument("--checkpoint", action="store_true")
     p.add_argument("--threads", type=int, default=0)
     a = p.parse_args()
@@ -94,11 +97,13 @@ def main():
     torch.manual_seed(1)
     model = Model(a.model, a.T)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    ids = torch.from_numpy(np.fromfile(a.tokens, dtype=np.uint16, offset=1024).astype(np.int64))
     times = []
     for step in range(a.steps + 1):
-        tokens = torch.randint(0, PRESETS[a.model][0], (a.B, a.T + 1))
+        at = step * a.B * a.T % (len(ids) - a.B * a.T)
+        inputs, targets = (ids[at + i : at + i + a.B * a.T].view(a.B, a.T) for i in (0, 1))
         start = time.perf_counter()
-        loss = model(tokens[:, :-1], tokens[:, 1:], a.checkpoint)
+        loss = model(inputs, targets, a.checkpoint)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
