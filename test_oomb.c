@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -114,7 +115,10 @@ typedef struct {
 static const Test tests[] = {
     {"vec_exp", test_vec_exp, 3},
     {"gemm", test_gemm, 3},
+    {"gemm_add", test_gemm_add, 3},
     {"gemm_bits", test_gemm_bits, 3},
+    {"pack", test_pack, 3},
+    {"instructions", test_instructions, 1},
     {"embedding", test_embedding, 3},
     {"norm", test_norm, 3},
     {"matmul", test_matmul, 3},

@@ -141,7 +141,9 @@ static inline void gemm_add(int ta, int tb, size_t M, size_t N, size_t K, const 
         block(&g, 0, M, 0, N);
         return;
     }
+#ifdef _OPENMP
 #pragma omp parallel for schedule(static)
+#endif
     for (size_t p = 0; p < parts; p++) {
         const size_t m0 = p / across * rows, n0 = p % across * columns;
         block(&g, m0, gemm_min(m0 + rows, M), n0, gemm_min(n0 + columns, N));

@@ -8,7 +8,7 @@
    and columns k < K are read, the others are zero. */
 __attribute__((always_inline)) static inline void pack_square(vecX *v, const floatX *src, size_t across, size_t n,
                                                               size_t K) {
-#pragma GCC unroll 16
+    UNROLL
     for (size_t r = 0; r < (size_t)VL; r++) v[r] = r < n ? vec_load_part(src + r * across, K) : (vecX){0};
     vec_transpose(v);
 }
@@ -47,7 +47,7 @@ __attribute__((always_inline)) static inline void pack_panels(floatX *dst, size_
                     vecX v[VL];
                     for (size_t r = i; r < w && r < i + VL; r++) __builtin_prefetch(src + r * across + k + AHEAD);
                     pack_square(v, src + i * across + k, across, i < w ? w - i : 0, rows);
-#pragma GCC unroll 16
+                    UNROLL
                     for (size_t r = 0; r < (size_t)VL; r++) {
                         if (r < rows) vec_store(dst + (k + r) * W + i, v[r]);
                     }

@@ -28,7 +28,7 @@ typedef struct {
 
 /* c: m rows of nv vectors, each a product that is done. m and nv are constants where this is inlined. */
 __attribute__((always_inline)) static inline void gemm_finish(int m, int nv, const vecX *c, const GemmOut *o) {
-#pragma GCC unroll 24
+    UNROLL
     for (int i = 0; i < m * nv; i++) {
         const size_t row = i / nv, column = i % nv * VL;
         vecX r = o->alpha * c[i];
@@ -38,32 +38,30 @@ __attribute__((always_inline)) static inline void gemm_finish(int m, int nv, con
     }
 }
 
-/* The register tile: m rows, nv vectors of columns. A's element (i, k) is A[i * rs + k * cs]; row k of B starts at
+/* The register tile: m rows, nv vectors of columns. A's element (i, k) is A[k * cs + i * rs]; row k of B starts at
    B + k * ldb, and stands in panels of NR columns, `panel` apart. m and nv are constants where this is inlined, so the
    loops over them unroll and the tile stays in registers. */
 __attribute__((always_inline)) static inline void gemm_kernel(int m, int nv, size_t K, const floatX *A, size_t rs,
                                                               size_t cs, const floatX *B, size_t ldb, size_t panel,
                                                               const GemmOut *o) {
     vecX c[GEMM_MR * 2];
-#pragma GCC unroll 24
+    UNROLL
     for (int i = 0; i < m * nv; i++) {
         c[i] = (vecX){0};
         __builtin_prefetch(o->D + i / nv * o->ldd + i % nv * VL); /* on its way while the product is made */
     }
     /* every third row has a pointer of its own: twelve strides would not fit into the address registers */
-    const floatX *rows[4] = {A, A + 3 * rs, A + 6 * rs, A + 9 * rs};
-    for (size_t k = 0; k < K; k++, B += ldb) {
+    const floatX *a0 = A, *a3 = A + 3 * rs, *a6 = A + 6 * rs, *a9 = A + 9 * rs;
+    for (size_t k = 0; k < K; k++, B += ldb, a0 += cs, a3 += cs, a6 += cs, a9 += cs) {
         vecX b[8];
-#pragma GCC unroll 8
+        UNROLL
         for (int v = 0; v < nv; v++) b[v] = vec_load(B + v / 2 * panel + v % 2 * VL);
-#pragma GCC unroll 12
+        UNROLL
         for (int i = 0; i < m; i++) {
-            const vecX a = vec_set(rows[i / 3][i % 3 * rs]);
-#pragma GCC unroll 8
+            const vecX a = vec_set((i < 3 ? a0 : i < 6 ? a3 : i < 9 ? a6 : a9)[i % 3 * rs]);
+            UNROLL
             for (int v = 0; v < nv; v++) c[i * nv + v] += a * b[v];
         }
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) rows[i] += cs;
     }
     gemm_finish(m, nv, c, o);
 }
@@ -76,7 +74,7 @@ static void gemm_dots(size_t K, const floatX *A, const floatX *B, size_t ldb, si
         const size_t from = pack_square_at(k, K), rows = K - from < (size_t)VL ? K - from : VL;
         pack_square(b, B + from, ldb, n, rows);
         if (from == k && rows == (size_t)VL) {
-#pragma GCC unroll 16
+            UNROLL
             for (size_t r = 0; r < (size_t)VL; r++) c += vec_set(A[(k + r) * GEMM_MR]) * b[r];
         } else {
             for (size_t r = k - from; r < rows; r++) c += vec_set(A[(from + r) * GEMM_MR]) * b[r];
@@ -124,7 +122,7 @@ __attribute__((noinline)) static void gemm_strided(size_t m, int nv, size_t K, c
 static inline size_t gemm_ceil(size_t a, size_t b) { return (a + b - 1) / b; }
 static inline size_t gemm_min(size_t a, size_t b) { return a < b ? a : b; }
 
-/* C (M, N) = alpha A B + beta C for operands in cache: A's element (i, k) is A[i * rs + k * cs], B is
+/* C (M, N) = alpha A B + beta C for operands in cache: A's element (i, k) is A[k * cs + i * rs], B is
    (K, N) with rows ldb apart. N must be a multiple of VL; one thread. */
 static inline void gemm_tile(size_t M, size_t N, size_t K, floatX alpha, const floatX *A, size_t rs, size_t cs,
                              const floatX *B, size_t ldb, floatX beta, floatX *C, size_t ldc) {

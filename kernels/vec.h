@@ -30,6 +30,13 @@ typedef int32_t intX;
 #endif
 #define VL (VEC_BYTES / (int)sizeof(floatX)) /* lanes of a vector */
 
+/* before a loop of constant length, at most 24, over what should be registers: its steps one after the other */
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 24")
+#endif
+
 typedef floatX vecX __attribute__((vector_size(VEC_BYTES)));
 typedef intX vecI __attribute__((vector_size(VEC_BYTES)));
 /* the same register, loaded from any address that is aligned for one floatX */
@@ -85,14 +92,14 @@ static inline vecX vec_zip_hi(vecX a, vecX b) { return VEC_SHUFFLE(a, b, 1, 3); 
    times (a perfect shuffle of rows each time) */
 __attribute__((always_inline)) static inline void vec_transpose(vecX *v) {
     vecX t[VL];
-#pragma GCC unroll 4
+    UNROLL
     for (int step = 1; step < VL; step *= 2) {
-#pragma GCC unroll 8
+        UNROLL
         for (int i = 0; i < VL / 2; i++) {
             t[2 * i] = vec_zip_lo(v[i], v[i + VL / 2]);
             t[2 * i + 1] = vec_zip_hi(v[i], v[i + VL / 2]);
         }
-#pragma GCC unroll 16
+        UNROLL
         for (int i = 0; i < VL; i++) v[i] = t[i];
     }
 }
@@ -138,10 +145,10 @@ static inline floatX vec_dot(const floatX *a, const floatX *b, size_t n) {
     vecX s[4] = {{0}, {0}, {0}, {0}};
     size_t i = 0;
     for (; i + 4 * VL <= n; i += 4 * VL) {
-#pragma GCC unroll 4
+        UNROLL
         for (int u = 0; u < 4; u++) s[u] += vec_load(a + i + u * VL) * vec_load(b + i + u * VL);
     }
-    for (int u = 0; i < n; i += VL, u++) s[u] += vec_load_part(a + i, n - i) * vec_load_part(b + i, n - i);
+    for (int u = 0; u < 4 && i < n; i += VL, u++) s[u] += vec_load_part(a + i, n - i) * vec_load_part(b + i, n - i);
     return vec_lanes(s);
 }
 
@@ -150,10 +157,10 @@ static inline floatX vec_sum(const floatX *a, size_t n) {
     vecX s[4] = {{0}, {0}, {0}, {0}};
     size_t i = 0;
     for (; i + 4 * VL <= n; i += 4 * VL) {
-#pragma GCC unroll 4
+        UNROLL
         for (int u = 0; u < 4; u++) s[u] += vec_load(a + i + u * VL);
     }
-    for (int u = 0; i < n; i += VL, u++) s[u] += vec_load_part(a + i, n - i);
+    for (int u = 0; u < 4 && i < n; i += VL, u++) s[u] += vec_load_part(a + i, n - i);
     return vec_lanes(s);
 }
 
@@ -162,7 +169,7 @@ static inline floatX vec_spread(const floatX *a, floatX mean, size_t n) {
     vecX s[4] = {{0}, {0}, {0}, {0}};
     size_t i = 0;
     for (; i + 4 * VL <= n; i += 4 * VL) {
-#pragma GCC unroll 4
+        UNROLL
         for (int u = 0; u < 4; u++) s[u] += (vec_load(a + i + u * VL) - mean) * (vec_load(a + i + u * VL) - mean);
     }
     floatX sum = vec_lanes(s);
@@ -171,9 +178,9 @@ static inline floatX vec_spread(const floatX *a, floatX mean, size_t n) {
 }
 
 /* the largest of a[i], i < n, n > 0; a NaN is passed over unless it is the first */
-static inline floatX vec_largest(const floatX *a, size_t n) {
+static inline floatX vec_largest(const floatX *a, int n) {
     vecX v = vec_set(a[0]);
-    size_t i = 0;
+    int i = 0;
     for (; i + VL <= n; i += VL) v = vec_max(vec_load(a + i), v);
     floatX top = a[0];
     for (int j = 0; j < VL; j++) top = v[j] > top ? v[j] : top;

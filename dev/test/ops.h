@@ -4,7 +4,7 @@
 // ops: gradients in double against 4-point differences, at several scales of the input
 
 /* An op under test: out = f(in...), and the gradients of sum(dout * out) with respect to each in. */
-enum { MAX_IN = 3 };
+enum { MAX_IN = 4 };
 typedef struct {
     int num_in;
     const char *in_name[MAX_IN];
@@ -478,8 +478,9 @@ static void test_vec_exp(void) {
 /* gemm against three loops in double: all transposes, sizes around the register tile and the cache blocks. In
    float an element is a chain of K multiply-adds of terms of size 1: error below K * 2^-24 per unit, times 2. */
 static void test_gemm(void) {
-    const int sizes[][3] = {{1, 1, 1},    {1, 50, 7},    {13, 33, 20},  {12, 64, 256},
-                            {31, 7, 300}, {200, 40, 33}, {5, 530, 257}, {67, 65, 1}};
+    const int sizes[][3] = {{1, 1, 1},     {1, 50, 7},     {13, 33, 20},   {12, 64, 256}, {31, 7, 300},
+                            {200, 40, 33}, {5, 530, 257},  {67, 65, 1},    {3, 200, 40},  {1, 300, 33},
+                            {1, 7, 5},     {9, 100, 1040}, {300, 1600, 20}};
     for (int i = 0; i < COUNT(sizes); i++) {
         const int M = sizes[i][0], N = sizes[i][1], K = sizes[i][2];
         for (int mode = 0; mode < 8; mode++) {
@@ -514,20 +515,168 @@ static void test_gemm(void) {
     }
 }
 
-/* An element's bits depend on its row, its column and K alone: any part of the product equals the whole. */
-static void test_gemm_bits(void) {
-    Rng r = rng_stream(11, 0, 0);
-    const int M = 61, N = 93, K = 300;
-    floatX *A = random_floats((size_t)M * K, 1, &r), *B = random_floats((size_t)K * N, 1, &r);
-    floatX *C = random_floats((size_t)M * N, 0, &r), *D = random_floats((size_t)M * N, 0, &r);
-    gemm(0, 0, M, N, K, 1, A, K, B, N, 0, C, N);
-    for (int trial = 0; trial < 30; trial++) {
-        int m = (int)rng_below(&r, M), n = (int)rng_below(&r, N), h = 1 + (int)rng_below(&r, M - m),
-            w = 1 + (int)rng_below(&r, N - n);
-        gemm(0, 0, h, w, K, 1, A + (size_t)m * K, K, B + n, N, 0, D, N);
-        for (int i = 0; i < h; i++)
-            check(memcmp(D + i * N, C + (size_t)(m + i) * N + n, w * sizeof(floatX)) == 0,
-                  "rows %d+%d, columns %d+%d: row %d differs", m, h, n, w, i);
+/* D that is not C, and a bias, at every size and at the edges of tiles; neither is written to. */
+static void test_gemm_add(void) {
+    const int sizes[][3] = {{1, 1, 1}, {1, 40, 1}, {1, 70, 33}, {3, 130, 9}, {13, 33, 20}, {30, 100, 1100}};
+    for (int i = 0; i < COUNT(sizes); i++) {
+        const size_t M = sizes[i][0], N = sizes[i][1], K = sizes[i][2], ldd = N + 5, ldc = N + 2;
+        for (int mode = 0; mode < 4; mode++) {
+            Rng r = rng_stream(13, i, mode);
+            floatX *A = random_floats(M * K, 1, &r), *B = random_floats(N * K, 1, &r),
+                   *C = random_floats(M * ldc, 0, &r), *D = random_floats(M * ldd, 1, &r),
+                   *bias = random_floats(N, 1, &r);
+            const floatX beta = mode & 1 ? (floatX)0.25 : 0, *row = mode & 2 ? bias : NULL;
+            for (size_t j = 0; !beta && j < M * ldd; j++) D[j] = (floatX)NAN; /* beta = 0 must not read D */
+            gemm_add(0, 1, M, N, K, A, K, B, K, (GemmOut){2, beta, D, row, ldd, C, ldc});
+            double worst = 0;
+            for (size_t m = 0; m < M; m++) {
+                for (size_t n = 0; n < N; n++) {
+                    double want = (beta ? 0.25 * (double)D[m * ldd + n] : 0) + (row ? (double)row[n] : 0);
+                    for (size_t k = 0; k < K; k++) want += 2 * (double)A[m * K + k] * (double)B[n * K + k];
+                    const double off = fabs((double)C[m * ldc + n] - want);
+                    worst = isnan(off) ? INFINITY : fmax(worst, off);
+                }
+            }
+            const double bound = is_double ? 4e-13 * (double)K : 4 * 6e-8 * (double)K + 2e-6;
+            check(worst < bound, "gemm_add %zu x %zu x %zu, mode %d: off by %.2e", M, N, K, mode, worst);
+            free(A), free(B), free(C), free(D), free(bias);
+        }
     }
-    free(A), free(B), free(C), free(D);
+}
+
+/* An element's bits depend on its row, its column and K alone: any part of the product equals the whole, however its
+   operands are stored. The parts are of one row or a few now and then: those go other ways through the code. */
+static void test_gemm_bits(void) {
+    const int M = 161, N = 203;
+    for (int mode = 0; mode < 12; mode++) {
+        const int ta = mode & 1, tb = mode >> 1 & 1, K = mode < 4 ? 300 : mode < 8 ? 1 : 1100;
+        Rng r = rng_stream(11, mode, 0);
+        floatX *A = random_floats((size_t)M * K, 1, &r), *B = random_floats((size_t)K * N, 1, &r),
+               *C = random_floats((size_t)M * N, 0, &r), *D = random_floats((size_t)M * N, 1, &r);
+        const int lda = ta ? M : K, ldb = tb ? K : N;
+        gemm(ta, tb, M, N, K, 1, A, lda, B, ldb, 0, C, N);
+        for (int trial = 0; trial < 30; trial++) {
+            const int few = trial % 3, m = (int)rng_below(&r, M), n = (int)rng_below(&r, N),
+                      h = few == 0 ? 1 : 1 + (int)rng_below(&r, few == 1 && M - m > 14 ? 14 : M - m),
+                      w = 1 + (int)rng_below(&r, N - n);
+            gemm(ta, tb, h, w, K, 1, A + (ta ? 1 : (size_t)K) * m, lda, B + (tb ? (size_t)K : 1) * n, ldb, 0, D, N);
+            for (int i = 0; i < h; i++)
+                check(memcmp(D + (size_t)i * N, C + (size_t)(m + i) * N + n, w * sizeof(floatX)) == 0,
+                      "ta %d, tb %d, K %d: rows %d+%d, columns %d+%d: row %d differs", ta, tb, K, m, h, n, w, i);
+        }
+        free(A), free(B), free(C), free(D);
+    }
+}
+
+/* pack_panels against the definition, for both panel widths and both orders of memory; what it may not read is NaN. */
+static void test_pack(void) {
+    Rng r = rng_stream(14, 0, 0);
+    for (int trial = 0; trial < 60; trial++) {
+        const size_t n = 1 + rng_below(&r, 80), K = 1 + rng_below(&r, 90), W = trial & 1 ? GEMM_MR : GEMM_NR,
+                     panels = ceil_div(n, W), rows = trial & 2, across = rows ? 1 : K + 3, down = rows ? n + 2 : 1;
+        floatX *src = random_floats(rows ? K * down : n * across, 1, &r),
+               *dst = random_floats(panels * W * K + VL, 0, &r);
+        for (size_t j = 0; j < (rows ? K : n); j++) { /* between the rows of what is read */
+            for (size_t k = rows ? n : K; k < (rows ? down : across); k++)
+                src[j * (rows ? down : across) + k] = (floatX)NAN;
+        }
+        if (trial & 1) pack_panels(dst, GEMM_MR, src, across, down, n, K);
+        else pack_panels(dst, GEMM_NR, src, across, down, n, K);
+        int wrong = 0;
+        for (size_t j = 0; j < panels * W; j++) {
+            for (size_t k = 0; k < K; k++) {
+                const floatX want = j < n ? src[j * across + k * down] : 0;
+                wrong += dst[j / W * W * K + k * W + j % W] != want;
+            }
+        }
+        check(wrong == 0, "pack %zu of %zu, panels of %zu, %s: %d elements are wrong", K, n, W,
+              rows ? "rows" : "columns", wrong);
+        free(src), free(dst);
+    }
+}
+
+/* Instructions that `run` takes on one thread, counted one by one by a debugger's means; 0 if that is not allowed here.
+   Unlike a time they are the same in every run. */
+static long count_instructions(void (*run)(void)) {
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child < 0) die("cannot start another process");
+    if (child == 0) {
+        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0) _exit(1);
+        raise(SIGSTOP);
+        run();
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    long count = 0;
+    int status;
+    while (waitpid(child, &status, 0) == child && WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP) {
+        if (count++ == 0 && ptrace(PTRACE_SINGLESTEP, child, NULL, NULL) == 0) break;
+    }
+    if (!WIFSTOPPED(status)) return 0;
+    while (waitpid(child, &status, 0) == child && WIFSTOPPED(status) && WSTOPSIG(status) == SIGTRAP) {
+        count++;
+        if (ptrace(PTRACE_SINGLESTEP, child, NULL, NULL) != 0) break;
+    }
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    return count;
+}
+
+static struct { floatX *a, *b, *c; } work; /* of the counted ops: 8192 elements each */
+
+static void count_nothing(void) {}
+static void count_product(void) { gemm(0, 1, 24, 64, 64, 1, work.a, 64, work.b, 64, 0, work.c, 64); }
+static void count_tile(void) { gemm_tile(24, 32, 64, 1, work.a, 64, 1, work.b, 32, 1, work.c, 32); }
+static void count_exp(void) {
+    for (int i = 0; i < 1024; i += VL) vec_store(work.c + i, vec_exp(vec_load(work.a + i)));
+}
+static void count_adamw(void) { adamw_update(work.a, work.b, work.c, work.a, 8192, 1e-3, 0.1, 1, 2); }
+static void count_attention(void) { f_attention(); }
+static void count_attention_backward(void) {
+    attention_backward(op.din[0], at.dkpages, at.dvpages, at.delta, at.ds, op.dout, op.out, at.lse, op.in[0], at.kpages,
+                       at.vpages, &at.pages, 0, 0, d.t0, d.Tc, d.NH, d.NKV, d.HD, at.scratch);
+}
+
+/* The hot loops, in instructions for each vector of work: of multiply-adds for products, of elements for the others.
+   A tile of registers that spills, a loop that is no longer made of vectors, a packing that has become scalar: each
+   costs far more than the quarter that the limits leave to other compilers (the numbers of gcc 12 stand beside them).
+   They hold for optimized builds for CPUs with fused multiply-add. */
+static void test_instructions(void) {
+#if defined(__OPTIMIZE__) && defined(__FMA__) && !defined(__SANITIZE_ADDRESS__) && defined(__x86_64__)
+    Rng r = rng_stream(15, 0, 0);
+    const int threads = max_threads();
+    set_threads(1);
+    work.a = random_floats(8192, 1, &r), work.b = random_floats(8192, 1, &r), work.c = random_floats(8192, 1, &r);
+    for (int i = 0; i < 8192; i++) work.c[i] = fabs(work.c[i]);
+    attention_begin(1, 32, 32, 1, 1, 32, 32, 1, &r);
+    f_attention();
+    memset(at.pages.dkv_fresh, 1, (size_t)d.B * at.pages.max_NP);
+    const double pairs = 32 * 64 * 32 / VL; /* tiles are computed whole, and the masked half of one thrown away */
+    const struct {
+        const char *name;
+        void (*run)(void);
+        double vectors, limit;
+    } ops[] = {
+        {"gemm", count_product, 24 * 64 * 64 / VL, 5},                  /* 3.5: a small one, packing included */
+        {"gemm_tile", count_tile, 24 * 32 * 64 / VL, 3.5},              /* 2.3 */
+        {"vec_exp", count_exp, 1024 / VL, 32},                          /* 25.3 */
+        {"adamw_update", count_adamw, 8192 / VL, 26},                   /* 20 */
+        {"attention_forward", count_attention, 2 * pairs, 10.5},        /* 8.2 at head size 32 */
+        {"attention_backward", count_attention_backward, 5 * pairs, 7}, /* 5.3 */
+    };
+    const long nothing = count_instructions(count_nothing);
+    for (int i = 0; nothing && i < COUNT(ops); i++) {
+        const double each = (double)(count_instructions(ops[i].run) - nothing) / ops[i].vectors;
+        printf("    %s: %.2f instructions for each vector\n", ops[i].name, each);
+        check(each > 1 && each < ops[i].limit, "%s: %.2f instructions for each vector, not less than %.1f", ops[i].name,
+              each, ops[i].limit);
+    }
+    if (!nothing) printf("    skipped: this system does not let a program be stepped through\n");
+    attention_end();
+    free(work.a), free(work.b), free(work.c);
+    set_threads(threads);
+#else
+    printf("    skipped: not an optimized build for x86-64 with fused multiply-add\n");
+#endif
 }

@@ -127,6 +127,21 @@ static void test_work(void) {
                 check(products == gemm_flops, "%s, case %d, train %d: %g flops planned, %g done", family_names[family],
                       i, train, products, gemm_flops);
             }
+            /* what the gradient itself takes does not depend on how it is made; in one chunk only scores are made again */
+            if (run.carry == CARRY_EXACT) {
+                const double model = sequence_model_cost(&t->m), all = sequence_cost(&t->m, 1);
+                const double pairs = run.B * run.T * (run.T + 1) / 2.0;
+                const double scores = config.L * 2.0 * config.HD * config.NH * pairs;
+                const double weights = 2.0 * config.C * (config.NKV + config.NH) * config.HD +
+                                       (config.mlp == MLP_SWIGLU ? 3.0 : 2.0) * config.C * config.F;
+                const double want =
+                    6.0 * run.B * run.T * (config.L * weights + (double)config.C * config.Vp) + 6 * scores;
+                check(fabs(model / want - 1) < 1e-12, "%s, case %d: %g flops of the model, not %g",
+                      family_names[family], i, model, want);
+                if (run.chunk_size >= run.T && run.recompute == RECOMPUTE_CHUNK)
+                    check(fabs(all - model - scores) < 1, "%s, case %d: %g flops made again, not %g",
+                          family_names[family], i, all - model, scores);
+            }
             /* bytes, loop by loop: every layer of every pass touches each page once per loop over it */
             double read = 0, written = 0, bytes[2] = {0}, params = 0, param_bytes = 0;
             const double page = 2.0 * run.B * 8 * config.NKV * config.HD * sizeof(floatX);
