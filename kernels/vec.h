@@ -125,7 +125,8 @@ static inline vecX vec_exp(vecX x) {
     p = p * r + 0.49999993f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    vecX y = (vecX)((vecI)p + ((vecI)shifted << 23));
+    typedef uint32_t vecB __attribute__((vector_size(VEC_BYTES))); /* bits, which may overflow */
+    vecX y = (vecX)((vecB)p + ((vecB)shifted << 23));
     y = (vecX)((vecI)y & ~(x < -87.3f));
     return vec_select(x <= 88.7f, y, x * INFINITY); /* NaN compares as false */
 #endif
