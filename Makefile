@@ -4,6 +4,7 @@
 # make headers    every header compiles alone, as C11 and as C++17
 # make sanitize   the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 # make fuzz       the readers of files under libFuzzer, for a minute
+# make bench      the programs of scripts/bench_cpu.sh
 # make check      the build itself: other compilers, no OpenMP
 # make ref        against transformers, of which it installs a copy into .venv (needs pip; 4 GB on Linux)
 #
@@ -45,7 +46,7 @@ train_oomb_double: train_oomb.c $(HEADERS) Makefile .flags
 	$(CC) $(CFLAGS) $(FLAGS) -DFLOATX_DOUBLE $< -o $@ -lm
 
 test_oomb: $(TEST_SOURCES) Makefile .flags
-	$(CC) $(CFLAGS) $(FLAGS) $< -o $@ -lm
+	$(CC) $(CFLAGS) $(FLAGS) $(if $(filter -O3,$(CFLAGS)),-DCOUNT_INSTRUCTIONS) $< -o $@ -lm
 
 test_oomb_double: $(TEST_SOURCES) Makefile .flags
 	$(CC) $(CFLAGS) $(FLAGS) -DFLOATX_DOUBLE $< -o $@ -lm

@@ -127,6 +127,7 @@ static const Test tests[] = {
     {"classifier", test_classifier, 3},
     {"attention_gradient", test_attention_gradient, 2},
     {"attention_forward", test_attention_forward, 3},
+    {"attention_blocks", test_attention_blocks, 3},
     {"adamw", test_adamw, 3},
     {"model_gradient", test_model_gradient, 2},
     {"schedule_sweep", test_schedule_sweep, 3},

@@ -158,7 +158,7 @@ static void norm_backward(floatX *dx, floatX *dw, floatX *db, const floatX *dout
 }
 
 // ----------------------------------------------------------------------------------------------
-// matmul: out = x w^T + bias
+// matmul: out = x w^T + residual + bias
 
 /* out (rows, OC) = x (rows, C) w (OC, C)^T + residual (rows, OC, or NULL) + bias (OC, or NULL) */
 static void matmul_forward(floatX *out, const floatX *x, const floatX *w, const floatX *residual, const floatX *bias,
@@ -168,7 +168,7 @@ static void matmul_forward(floatX *out, const floatX *x, const floatX *w, const 
 }
 
 /* dx (rows, C) = or += (accumulate) dout w; dw (OC, C) += dout^T x; dbias (OC, or NULL) += sum over rows of
-   dout. */
+   dout. The residual's gradient is dout itself. */
 static void matmul_backward(floatX *dx, floatX *dw, floatX *dbias, const floatX *dout, const floatX *x, const floatX *w,
                             size_t rows, int C, int OC, int accumulate) {
     gemm(0, 0, rows, C, OC, 1, dout, OC, w, C, accumulate, dx, C);
@@ -292,7 +292,8 @@ static void page_read(floatX *k, floatX *v, const floatX *kpages, const floatX *
 
 // ----------------------------------------------------------------------------------------------
 // attention over pages (online softmax: Milakov and Gimelshein 2018; tiles and backward as in
-// FlashAttention-2, Dao 2023). No T x T matrix; a tile of scores exists for one page at a time.
+// FlashAttention-2, Dao 2023). No T x T matrix: scores exist for a tile of queries and one page at a time, and
+// their gradient for the chunk and a block of pages.
 //
 // Forward: a query tile packs the G heads that share a key/value head: row r is query r / G, head r % G, so
 // that each key tile serves the whole group; scores are kept transposed, (keys, rows): a vector then spans
@@ -315,11 +316,11 @@ static size_t attention_scratch_size(int P, int G, int HD) {
     return round_up(max_size(forward, max_size(dkv, dq)), 64 / sizeof(floatX));
 }
 
-/* The backward keeps ds of so many elements: of a few units of work for each thread, a unit being a page and
-   a key/value head, if there are so many. No bit depends on it. */
+/* The backward keeps ds of so many elements: of a unit, which is a page and a key/value head, for each thread, and of
+   more while that is little. No bit depends on it. */
 static size_t attention_ds_size(int threads, int B, int NH, int NKV, int Tc, int P, int NP) {
     const size_t unit = (size_t)Tc * (NH / NKV) * round_up(P, VL);
-    return min_size(max_size((size_t)threads << 18, unit), unit * B * NKV * NP);
+    return min_size(max_size((size_t)threads << 18, threads * unit), unit * B * NKV * NP);
 }
 
 /* n elements off the front of *stack */
@@ -358,12 +359,11 @@ static void attention_forward(floatX *attn, floatX *lse, const floatX *q, const 
 #pragma omp parallel for collapse(3) schedule(dynamic)
     for (int b = 0; b < pages->B; b++) {
         for (int h = 0; h < NKV; h++) {
-            for (int i = 0; i < tiles; i++) {
+            for (int tile = tiles - 1; tile >= 0; tile--) { /* the longest first */
                 floatX *s = scratch + thread_id() * scratch_size;
                 floatX *rows = take(&s, R * HD), *qT = take(&s, HD * R), *sT = take(&s, P * R), *o = take(&s, R * D),
                        *m = take(&s, R), *sum = take(&s, R), *carry = take(&s, R), *vcopy = take(&s, P * D);
-                const int t = (tiles - 1 - i) * QT, n = Tc - t < QT ? Tc - t : QT, /* the longest first */
-                    first = t0 + t, last = first + n - 1;
+                const int t = tile * QT, n = Tc - t < QT ? Tc - t : QT, first = t0 + t, last = first + n - 1;
                 const size_t used = (size_t)n * G;
                 tile_copy(rows, (size_t)G * HD, q + (((size_t)b * Tc + t) * NH + (size_t)h * G) * HD, (size_t)NH * HD,
                           n, (size_t)G * HD);
@@ -432,19 +432,20 @@ static void attention_delta(floatX *delta, const floatX *dattn, const floatX *at
 
 /* prob, ds (n, Pp): on entry the scaled scores and dout v^T of n queries from position t on and a page of P keys from
    position `key` on; on return
-     prob = exp(s - lse), zero for keys after the query;  ds = prob * (dprob - delta).  lse, delta (n). */
-static void attention_ds(floatX *prob, floatX *ds, const floatX *lse, const floatX *delta, int64_t t, int n,
-                         int64_t key, int P, size_t Pp) {
+     prob = exp(s - lse), zero for keys after the query;  ds = scale * prob * (dprob - delta).  lse, delta (n). */
+static void attention_ds(floatX *prob, floatX *ds, const floatX *lse, const floatX *delta, floatX scale, int64_t t,
+                         int n, int64_t key, int P, size_t Pp) {
     for (int r = 0; r < n; r++, prob += Pp, ds += Pp) {
         const int64_t seen = t + r + 1 - key; /* keys of the page that this query sees */
         for (size_t j = 0; j < Pp; j += VL) vec_store(prob + j, vec_exp(vec_load(prob + j) - lse[r]));
         for (int64_t j = seen > 0 ? seen : 0; j < P; j++) prob[j] = 0;
-        for (size_t j = 0; j < Pp; j += VL) vec_store(ds + j, vec_load(prob + j) * (vec_load(ds + j) - delta[r]));
+        for (size_t j = 0; j < Pp; j += VL)
+            vec_store(ds + j, scale * vec_load(prob + j) * (vec_load(ds + j) - delta[r]));
     }
 }
 
 /* One page and key/value head h of sequence b: dkpages, dvpages, and for the dQ of this page ds (G, Tc, Pp), from the
-   first query tile that sees the page on.   dv = prob^T dout;  dk = scale ds^T q. with_dkv 0: only ds. */
+   first query tile that sees the page on.   dv = prob^T dout;  dk = ds^T q, ds with the scale in it. with_dkv 0: only ds. */
 static void attention_backward_page(floatX *dkpages, floatX *dvpages, floatX *ds, const floatX *dattn, const floatX *q,
                                     const floatX *lse, const floatX *delta, const floatX *kpages, const floatX *vpages,
                                     const PageTable *pages, int l, int b, int p, int h, int with_dkv, int t0, int Tc,
@@ -467,15 +468,15 @@ static void attention_backward_page(floatX *dkpages, floatX *dvpages, floatX *ds
             const int n = Tc - t < ATTENTION_ROWS ? Tc - t : ATTENTION_ROWS, head = h * G + g;
             const size_t at = ((size_t)b * Tc + t) * stride + (size_t)head * HD,
                          saved = ((size_t)b * NH + head) * Tc + t;
-            floatX *dS = ds + ((size_t)g * Tc + t) * Pp;
+            floatX *ds_tile = ds + ((size_t)g * Tc + t) * Pp;
             tile_copy(Q, D, q + at, stride, n, HD);
             tile_copy(dO, D, dattn + at, stride, n, HD);
             gemm_tile(n, Pp, HD, scale, Q, D, 1, kT, Pp, 0, prob, Pp);
-            gemm_tile(n, Pp, HD, 1, dO, D, 1, vT, Pp, 0, dS, Pp);
-            attention_ds(prob, dS, lse + saved, delta + saved, (int64_t)t0 + t, n, first_key, P, Pp);
+            gemm_tile(n, Pp, HD, 1, dO, D, 1, vT, Pp, 0, ds_tile, Pp);
+            attention_ds(prob, ds_tile, lse + saved, delta + saved, scale, (int64_t)t0 + t, n, first_key, P, Pp);
             if (!with_dkv) continue;
             gemm_tile(P, D, n, 1, prob, 1, Pp, dO, D, 1, dv, D);
-            gemm_tile(P, D, n, scale, dS, 1, Pp, Q, D, 1, dk, D);
+            gemm_tile(P, D, n, 1, ds_tile, 1, Pp, Q, D, 1, dk, D);
         }
     }
     if (!with_dkv) return;
@@ -490,14 +491,13 @@ static void attention_backward_page(floatX *dkpages, floatX *dvpages, floatX *ds
 }
 
 /* dq of one query tile and head: = in the first block, += after, from pages pa .. pz-1 with their ds, (pages, G, Tc, Pp)
-   from ds on.   dq = scale ds k */
+   from ds on.   dq = ds k */
 static void attention_backward_dq(floatX *dq, const floatX *ds, const floatX *kpages, const PageTable *pages, int l,
                                   int b, int h, int g, int t, int pa, int pz, int t0, int Tc, int NH, int NKV, int HD,
                                   floatX *s) {
     const int P = pages->P, G = NH / NKV, n = Tc - t < ATTENTION_ROWS ? Tc - t : ATTENTION_ROWS;
     const size_t Pp = round_up(P, VL), D = round_up(HD, VL), stride = (size_t)NH * HD;
     const int64_t last = (int64_t)t0 + t + n - 1;
-    const floatX scale = (floatX)(1 / sqrt((double)HD));
     floatX *sum = take(&s, ATTENTION_ROWS * D), *kcopy = take(&s, P * D),
            *rows = dq + ((size_t)b * Tc + t) * stride + (size_t)(h * G + g) * HD;
     if (pa == 0) memset(sum, 0, n * D * sizeof(floatX));
@@ -505,14 +505,14 @@ static void attention_backward_dq(floatX *dq, const floatX *ds, const floatX *kp
     for (int p = pa; p < pz && (int64_t)p * P <= last; p++) {
         const int keys = last - (int64_t)p * P + 1 < P ? (int)(last - (int64_t)p * P + 1) : P;
         const floatX *K = kpages + page_tile(pages->kv_slot[pages_row(pages, l, b) + p], h, NKV, P, HD);
-        gemm_tile(n, D, keys, scale, ds + (((size_t)(p - pa) * G + g) * Tc + t) * Pp, Pp, 1,
-                  tile_pad(kcopy, K, keys, HD), D, 1, sum, D);
+        gemm_tile(n, D, keys, 1, ds + (((size_t)(p - pa) * G + g) * Tc + t) * Pp, Pp, 1, tile_pad(kcopy, K, keys, HD),
+                  D, 1, sum, D);
     }
     for (int r = 0; r < n; r++) memcpy(rows + r * stride, sum + r * D, HD * sizeof(floatX));
 }
 
 /* dq (B, Tc, NH, HD) =; dkpages, dvpages of pages p0 .. the chunk's last: = if fresh, else +=, and fresh no
-   longer. delta (B, NH, Tc) and ds (attention_block) are scratch. attn and lse as attention_forward saved them. */
+   longer. delta (B, NH, Tc) and ds (attention_ds_size) are scratch. attn and lse as attention_forward saved them. */
 static void attention_backward(floatX *dq, floatX *dkpages, floatX *dvpages, floatX *delta, floatX *ds,
                                const floatX *dattn, const floatX *attn, const floatX *lse, const floatX *q,
                                const floatX *kpages, const floatX *vpages, PageTable *pages, int l, int p0, int t0,
@@ -520,30 +520,35 @@ static void attention_backward(floatX *dq, floatX *dkpages, floatX *dvpages, flo
     const int P = pages->P, G = NH / NKV, NP = (int)ceil_div((size_t)t0 + Tc, P), pairs = pages->B * NKV,
               tiles = (int)ceil_div(Tc, ATTENTION_ROWS);
     const size_t scratch_size = attention_scratch_size(P, G, HD), unit = (size_t)G * Tc * round_up(P, VL);
-    /* a block: pages of one (sequence, key/value head) pair, or of several pairs if all their pages find room */
-    const int fit = (int)(attention_ds_size(max_threads(), pages->B, NH, NKV, Tc, P, NP) / unit),
-              block = fit < NP ? fit : NP, some = fit / block;
+    /* A block: some pages of one (sequence, key/value head) pair, or all pages of several pairs, as ds has room. Whole
+       rounds of the threads, if it is more than one. */
+    const int threads = max_threads(), room = (int)(attention_ds_size(threads, pages->B, NH, NKV, Tc, P, NP) / unit),
+              fit = room > threads ? room / threads * threads : room, block = fit < NP ? fit : NP,
+              at_once = fit / block;
     attention_delta(delta, dattn, attn, pages->B, Tc, NH, HD);
-    for (int i = 0; i < pairs; i += some) {
+    for (int pair = 0; pair < pairs; pair += at_once) {
+        const int pair_end = pair + at_once < pairs ? pair + at_once : pairs;
         for (int pa = 0; pa < NP; pa += block) {
-            const int iz = i + some < pairs ? i + some : pairs, pz = pa + block < NP ? pa + block : NP;
+            const int pz = pa + block < NP ? pa + block : NP;
 #pragma omp parallel
             {
                 floatX *s = scratch + thread_id() * scratch_size;
 #pragma omp for collapse(2) schedule(dynamic)
                 for (int p = pa; p < pz; p++) {
-                    for (int j = i; j < iz; j++) {
-                        floatX *dS = ds + ((size_t)(j - i) * block + (p - pa)) * unit;
-                        attention_backward_page(dkpages, dvpages, dS, dattn, q, lse, delta, kpages, vpages, pages, l,
-                                                j / NKV, p, j % NKV, p >= p0, t0, Tc, NH, NKV, HD, s);
+                    for (int i = pair; i < pair_end; i++) {
+                        const int b = i / NKV, h = i % NKV;
+                        attention_backward_page(dkpages, dvpages, ds + ((size_t)(i - pair) * block + (p - pa)) * unit,
+                                                dattn, q, lse, delta, kpages, vpages, pages, l, b, p, h, p >= p0, t0,
+                                                Tc, NH, NKV, HD, s);
                     }
                 }
 #pragma omp for collapse(3) schedule(dynamic)
-                for (int j = i; j < iz; j++) {
+                for (int i = pair; i < pair_end; i++) {
                     for (int g = 0; g < G; g++) {
-                        for (int tile = tiles - 1; tile >= 0; tile--) {
-                            attention_backward_dq(dq, ds + (size_t)(j - i) * block * unit, kpages, pages, l, j / NKV,
-                                                  j % NKV, g, tile * ATTENTION_ROWS, pa, pz, t0, Tc, NH, NKV, HD, s);
+                        for (int tile = tiles - 1; tile >= 0; tile--) { /* the longest first */
+                            const int b = i / NKV, h = i % NKV;
+                            attention_backward_dq(dq, ds + (size_t)(i - pair) * block * unit, kpages, pages, l, b, h, g,
+                                                  tile * ATTENTION_ROWS, pa, pz, t0, Tc, NH, NKV, HD, s);
                         }
                     }
                 }
@@ -752,7 +757,7 @@ typedef struct {
     floatX *delta;              // (B, NH, Tc)
     floatX *dgate, *dup, *dact; // (BTc, F)
     floatX *attention_scratch;  // per thread
-    floatX *ds;                 // of a block of pages
+    floatX *ds;                 // (pages of a block, G, Tc, P)
     double *norm_partial;       // (num_params / OPTIMIZER_BLOCK, rounded up)
 
     ChunkStep *schedule; // (chunks_max_steps(N))
@@ -897,7 +902,7 @@ static void model_alloc(Model *m, Memory *mem, const ModelConfig *config, const 
     buffers_alloc(mem, CHUNK_GROUP, CHUNK_OPTION, MEMORY_SCRATCH, chunk, COUNT(chunk));
     buffers_alloc(mem, "gradients of activations", "--chunk, --batch", MEMORY_SCRATCH, backward, COUNT(backward));
     buffers_alloc(mem, "logits of a slice", "--model", MEMORY_SCRATCH, head, COUNT(head));
-    buffers_alloc(mem, "attention tiles", "--page, --threads", MEMORY_SCRATCH, attention, COUNT(attention));
+    buffers_alloc(mem, "attention tiles", "--chunk, --threads", MEMORY_SCRATCH, attention, COUNT(attention));
     m->head_targets = (int *)memory_alloc(mem, CHUNK_GROUP, "head_targets", CHUNK_OPTION, TIER_HOST, MEMORY_SCRATCH,
                                           BTc, sizeof(int));
     m->guesses =

@@ -4,13 +4,14 @@
      gemm_kernel  (tile.h) a tile of C, MR x NR, lives in registers; one column of A and one row of B
                   make MR x NR multiply-adds, over and over, K times
      gemm_block   packs blocks of A and B (pack.h) so that the kernel reads memory in a straight line:
-                  A panels stay in L2, one NR-wide panel of B in L1
-     gemm         splits C between threads
+                  A panels stay in L2, one NR-wide panel of B is near while they pass
+     gemm_add     splits C between threads; C = alpha op(A) op(B) + beta D + bias. gemm is that with D = C.
 
    Bits: an element of C is one chain of multiply-adds over k in ascending order, cut into pieces
    of at most KC. It depends on its row of A, its column of B and K alone: not on M, N, the position
    of the element, or the number of threads. The rest of the program leans on that: a row computed
-   in the fill pass, in the recompute, in any chunk, by any thread, has the same bits. */
+   in the fill pass, in the recompute, in any chunk, by any thread, has the same bits. That holds for
+   alpha = 1 and beta = 0 or 1: with other factors a compiler may round the last step once or twice. */
 #ifndef KERNELS_GEMM_H
 #define KERNELS_GEMM_H
 
@@ -21,11 +22,10 @@
 
 /* Cache blocks. Packed A (MC x KC) is 288 KB in float, which leaves most of a 1 MB L2 to what streams past; of packed B
    (KC x NC) one panel is read again and again. A longer KC means fewer visits to C. */
-#ifndef GEMM_KC
 #define GEMM_KC 512
 #define GEMM_MC 144
 #define GEMM_NC 768
-#endif
+static_assert(GEMM_MC % GEMM_MR == 0 && GEMM_NC % (8 * VL) == 0, "blocks are whole tiles, of the widest too");
 #define GEMM_PACK_BYTES (sizeof(floatX) * (GEMM_MC * GEMM_KC + GEMM_KC * GEMM_NC + 2 * VL)) /* per thread */
 #define GEMM_SERIAL (1 << 17) /* multiplications that one thread does sooner than others wake */
 #define GEMM_PACK_COST 16     /* of packing an element of an operand, in multiplications */
@@ -67,20 +67,20 @@ static void gemm_to(const GemmArgs *g, size_t i, size_t j, size_t k, size_t m, s
     for (size_t r = 0; n < width && r < m; r++) memcpy(o.C + r * o.ldc, edge + r * width, n * sizeof(floatX));
 }
 
-/* K = 1, B a row, no bias: C is the largest of the three, and gone through row by row. */
+/* K = 1 and B a row: C is the largest of the three, and gone through row by row. The same steps as in gemm_kernel. */
 static void gemm_outer(const GemmArgs *g, size_t m0, size_t m1, size_t n0, size_t n1) {
-    const GemmOut *o = &g->out;
     for (size_t i = m0; i < m1; i++) {
-        const floatX a = o->alpha * g->A[i * g->rsa], *D = o->D + i * o->ldd;
-        floatX *C = o->C + i * o->ldc;
-        size_t j = n0;
-        for (; o->beta != 0 && j + VL <= n1; j += VL) {
-            vec_store(C + j, a * vec_load(g->B + j) + o->beta * vec_load(D + j));
-        }
-        for (; j < n1; j += VL) {
-            vecX r = a * vec_load_part(g->B + j, n1 - j);
-            if (o->beta != 0) r += o->beta * vec_load_part(D + j, n1 - j);
-            vec_store_part(C + j, r, n1 - j);
+        const vecX a = vec_set(g->A[i * g->rsa]);
+        GemmOut o = g->out;
+        o.C += i * o.ldc;
+        o.D += i * o.ldd;
+        for (size_t j = n0; j < n1; j += VL) {
+            vecX c = {0};
+            c += a * vec_load_part(g->B + j, n1 - j);
+            c *= o.alpha;
+            if (o.beta != 0) c += o.beta * vec_load_part(o.D + j, n1 - j);
+            if (o.bias) c += vec_load_part(o.bias + j, n1 - j);
+            vec_store_part(o.C + j, c, n1 - j);
         }
     }
 }
@@ -107,7 +107,7 @@ static void gemm_block(const GemmArgs *g, size_t m0, size_t m1, size_t n0, size_
                 for (size_t j = 0, step_j = dots ? VL : GEMM_NR; j < nc; j += step_j) {
                     for (size_t i = 0; i < mc; i += GEMM_MR) {
                         const size_t m = gemm_min(mc - i, GEMM_MR), width = dots ? VL : VL * gemm_vectors(m);
-                        if (j % width != 0) continue; /* the tile to the left covers it */
+                        if (j % width != 0) continue; /* a short last row tile is wider, and has been here */
                         GemmTile t = {pa + i * kc, pb + j * kc, GEMM_NR, GEMM_NR * kc, dots};
                         if (j < there) t.B = B + j * g->csb, t.ldb = dots ? g->csb : g->rsb, t.panel = GEMM_NR;
                         gemm_to(g, ic + i, jc + j, pc, m, gemm_min(nc - j, width), kc, &t);
@@ -122,6 +122,7 @@ static void gemm_block(const GemmArgs *g, size_t m0, size_t m1, size_t n0, size_
 static inline void gemm_add(int ta, int tb, size_t M, size_t N, size_t K, const floatX *A, size_t lda, const floatX *B,
                             size_t ldb, GemmOut out) {
     const GemmArgs g = {A, B, ta ? 1 : lda, ta ? lda : 1, tb ? 1 : ldb, tb ? ldb : 1, K, out};
+    if (M == 0 || N == 0) return;
     /* A product too small to pay for waking the other threads stays on this one. Otherwise a grid of them, of the least
        work for each: whole register tiles, and packing. */
     const size_t threads = M * N * K < GEMM_SERIAL ? 1 : (size_t)max_threads();
@@ -135,7 +136,7 @@ static inline void gemm_add(int ta, int tb, size_t M, size_t N, size_t K, const 
         if (work < least) least = work, rows = r, columns = c;
     }
     void (*const block)(const GemmArgs *, size_t, size_t, size_t, size_t) =
-        K == 1 && g.csb == 1 && !out.bias ? gemm_outer : gemm_block;
+        K == 1 && g.csb == 1 ? gemm_outer : gemm_block;
     const size_t across = gemm_ceil(N, columns), parts = gemm_ceil(M, rows) * across;
     if (parts <= 1) {
         block(&g, 0, M, 0, N);

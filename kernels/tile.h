@@ -27,7 +27,8 @@ typedef struct {
 } GemmOut;
 
 /* c: m rows of nv vectors, each a product that is done. m and nv are constants where this is inlined. */
-__attribute__((always_inline)) static inline void gemm_finish(int m, int nv, const vecX *c, const GemmOut *o) {
+__attribute__((always_inline)) static inline void gemm_finish(int m, int nv, const vecX *c, const GemmOut *out) {
+    const GemmOut copy = *out, *o = &copy; /* a store to C cannot change it */
     UNROLL
     for (int i = 0; i < m * nv; i++) {
         const size_t row = i / nv, column = i % nv * VL;

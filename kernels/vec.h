@@ -165,7 +165,7 @@ static inline floatX vec_sum(const floatX *a, size_t n) {
     return vec_lanes(s);
 }
 
-/* sum over i < n of (a[i] - mean)^2, in the same order */
+/* sum over i < n of (a[i] - mean)^2, in the same order, but for the last n % VL elements, which come one by one */
 static inline floatX vec_spread(const floatX *a, floatX mean, size_t n) {
     vecX s[4] = {{0}, {0}, {0}, {0}};
     size_t i = 0;
@@ -173,6 +173,7 @@ static inline floatX vec_spread(const floatX *a, floatX mean, size_t n) {
         UNROLL
         for (int u = 0; u < 4; u++) s[u] += (vec_load(a + i + u * VL) - mean) * (vec_load(a + i + u * VL) - mean);
     }
+    for (int u = 0; u < 4 && i + VL <= n; i += VL, u++) s[u] += (vec_load(a + i) - mean) * (vec_load(a + i) - mean);
     floatX sum = vec_lanes(s);
     for (; i < n; i++) sum += (a[i] - mean) * (a[i] - mean);
     return sum;

@@ -10,12 +10,14 @@
 # growth   time and memory of a step from T = 1K to 64K
 # reach    a step at a T that PyTorch cannot do in 20 GB
 #
-# Without names, the first four. The programs take turns, N rounds (3); a number is the median of all steps but each
-# run's first, with the least and the largest. Nothing is installed and nothing in DIR is changed.
+# Without names, the first four. In `models` the programs take turns, N rounds (3), all with as many threads as there
+# are processors; a number is the median of all steps but each run's first, with the least and the largest. `growth`
+# shows one step. Nothing is installed and nothing in DIR is changed.
 set -euo pipefail
-cd "$(dirname "$0")/.."
 blas='' llmc='' python=python3 rounds=3 parts=()
 usage() { sed -n '2,/^set/p' "$0" | sed '$d; s/^# \{0,1\}//' >&2; exit 1; }
+threads=$(nproc)
+export OMP_NUM_THREADS=$threads
 while [ $# -gt 0 ]; do
     case $1 in
     --blas | --llmc | --python | --rounds) [ $# -gt 1 ] || usage; declare "${1#--}=$2"; shift 2 ;;
@@ -26,21 +28,25 @@ done
 [ ${#parts[@]} -gt 0 ] || parts=(gemm ops models growth)
 [ -z "$blas" ] || [ -r "$blas" ] || { echo "$blas cannot be read" >&2; exit 1; }
 [ -z "$llmc" ] || [ -r "$llmc/train_gpt2.c" ] || { echo "$llmc/train_gpt2.c cannot be read" >&2; exit 1; }
+[ -z "$blas" ] || blas=$(realpath "$blas")
+[ -z "$llmc" ] || llmc=$(realpath "$llmc")
+[[ $python != */* ]] || python=$(realpath -s "$python")
+cd "$(dirname "$0")/.."
 make -s train_oomb bench >/dev/null
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 # Memory that PyTorch frees stays with it for the next step; otherwise each step pays for its pages anew.
 torch() {
     env CUDA_VISIBLE_DEVICES= MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=1000000 \
-        "$python" dev/bench/bench_torch.py "$@"
+        "$python" dev/bench/bench_torch.py "$@" --threads "$threads"
 }
 have_torch() { "$python" -c 'import torch' 2>/dev/null; }
 want() { [[ " ${parts[*]} " == *" $1 "* ]]; }
 
 if want gemm; then
-    for threads in "$(nproc)" 1; do
+    for t in "$threads" 1; do
         # OpenBLAS chooses its kernel by the processor, unless these say otherwise
-        env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE dev/bench/bench_gemm -t "$threads" -r $((2 * rounds + 1)) ${blas:+"$blas"}
+        env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE OMP_NUM_THREADS="$t" dev/bench/bench_gemm -t "$t" -r $((2 * rounds + 1)) ${blas:+"$blas"}
         echo
     done
 fi
@@ -49,28 +55,27 @@ if want ops; then
     echo
 fi
 
-# Each runner: MODEL B T STEPS -> "ms ms ... peak_bytes", the first step left out. SIZE is large enough for any.
+# Each runner: MODEL B T STEPS -> "ms ms ... peak_bytes", the first step left out.
 ours() {
+    rm -f "$tmp/log"
     dev/bench/bench_tool peak "$tmp/peak" ./train_oomb --data "$tmp/tokens.bin" --model "$1" -B "$2" -T "$3" -n $(($4 + 1)) \
-        --val-seqs 0 --log "$tmp/log" ${5:+--chunk "$5"} >/dev/null
-    echo "$(sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' "$tmp/log" | tail -n "$4" | xargs) $(cat "$tmp/peak")"
-    rm "$tmp/log"
+        --threads "$threads" --val-seqs 0 --log "$tmp/log" ${5:+--chunk "$5"} >/dev/null &&
+        echo "$(sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' "$tmp/log" | tail -n "$4" | xargs) $(cat "$tmp/peak")"
 }
 theirs() { torch "$1" "$2" "$3" "$4" --tokens "$tmp/tokens.bin" ${5:+"$5"}; }
 karpathy() {
-    rm -rf "$tmp/llmc"
-    mkdir "$tmp/llmc"
-    cp -r "$llmc/train_gpt2.c" "$llmc/llmc" "$tmp/llmc"
-    sed -i "s/int B = 4;/int B = $2;/; s/int T = 64;/int T = $3;/; s/step <= 40/step <= $4/; s/val_num_batches = 5/val_num_batches = 1/" \
-        "$tmp/llmc/train_gpt2.c"
-    grep -q "int B = $2;" "$tmp/llmc/train_gpt2.c" && grep -q "int T = $3;" "$tmp/llmc/train_gpt2.c"
-    (cd "$tmp/llmc" && "${CC:-cc}" -Ofast -fno-finite-math-only -Wno-unused-result -march=native -fopenmp -DOMP train_gpt2.c -o train_gpt2 -lm)
-    dev/bench/bench_tool llmc "$tmp/llmc" "$tmp/tokens.bin"
-    (cd "$tmp/llmc" && "$OLDPWD/dev/bench/bench_tool" peak "$tmp/peak" ./train_gpt2 >"$tmp/llmc/out")
-    echo "$(sed -n 's/^step [0-9]*: .*took \([0-9.]*\) ms.*/\1/p' "$tmp/llmc/out" | tail -n "$4" | xargs) $(cat "$tmp/peak")"
+    local dir="$tmp/llmc"
+    rm -rf "$dir" && mkdir "$dir" && cp -r "$llmc/train_gpt2.c" "$llmc/llmc" "$dir" &&
+        sed -i "s/int B = 4;/int B = $2;/; s/int T = 64;/int T = $3;/; s/step <= 40/step <= $4/; s/val_num_batches = 5/val_num_batches = 1/" \
+            "$dir/train_gpt2.c" &&
+        [ "$(grep -c -e "int B = $2;" -e "int T = $3;" -e "step <= $4;" -e 'val_num_batches = 1;' "$dir/train_gpt2.c")" = 4 ] &&
+        "${CC:-cc}" -Ofast -fno-finite-math-only -Wno-unused-result -march=native -fopenmp -DOMP "$dir/train_gpt2.c" -o "$dir/train_gpt2" -lm &&
+        dev/bench/bench_tool llmc "$dir" "$tmp/tokens.bin" &&
+        (tool=$PWD/dev/bench/bench_tool && cd "$dir" && "$tool" peak "$tmp/peak" ./train_gpt2 >out) &&
+        echo "$(sed -n 's/^step [0-9]*: .*took \([0-9.]*\) ms.*/\1/p' "$dir/out" | tail -n "$4" | xargs) $(cat "$tmp/peak")"
 }
 
-# name, model, B, T, then "label|runner|its further arguments" ...: a row for each, in turns
+# MODEL B T STEPS, then "label|runner|its further argument" ...: a row for each
 compare() {
     local model=$1 B=$2 T=$3 steps=$4 i r
     shift 4
@@ -83,8 +88,9 @@ compare() {
     local first=''
     for i in "$@"; do
         label=${i%%|*}
-        [ -s "$tmp/$label" ] || continue
+        [ -f "$tmp/$label" ] || continue
         awk '{ for (i = 1; i < NF; i++) print $i }' "$tmp/$label" | sort -n >"$tmp/ms"
+        [ -s "$tmp/ms" ] || { rm "$tmp/$label"; continue; }
         awk -v model="$model" -v B="$B" -v T="$T" -v label="$label" -v first="$first" \
             -v peak="$(awk '{ if ($NF > p) p = $NF } END { printf "%.0f", p }' "$tmp/$label")" '
             { x[NR] = $1 }
@@ -134,8 +140,8 @@ if want reach; then
     echo "llama-15m, T = 65536, in 20 GB"
     (ulimit -d 20971520 && ours llama-15m 1 65536 1) | awk '{ printf "OOMB: %.0f s a step, peak %.0f MB\n", $1 / 1000, $2 / 1048576 }'
     ! have_torch || for how in '' --checkpoint; do
-        (ulimit -d 20971520 && torch llama-15m 1 65536 1 --tokens "$tmp/tokens.bin" $how) >"$tmp/out" 2>&1 &&
+        (ulimit -d 20971520 && torch llama-15m 1 65536 1 --tokens "$tmp/tokens.bin" $how) >"$tmp/out" 2>"$tmp/error" &&
             awk -v how="$how" '{ printf "PyTorch %s: %.0f s a step, peak %.0f MB\n", how, $1 / 1000, $2 / 1048576 }' "$tmp/out" ||
-            echo "PyTorch $how: $(tail -n 1 "$tmp/out" | cut -c 1-150)"
+            echo "PyTorch $how: $(tail -n 1 "$tmp/error" | cut -c 1-150)"
     done
 fi

@@ -89,7 +89,7 @@ static double run_op(int op) { /* returns the bytes it must read and write */
     switch (op) {
     case 0: adamw_update(x[0], x[1], x[2], x[3], COPY, 1e-4, 0.1, 1, 10); return 7 * n;
     case 1: norm_forward(x[0], x[4], x[5], x[1], x[6], x[6], ROWS, WIDTH, 1e-5); return 2 * n;
-    case 2: norm_backward(x[0], x[4], x[5], x[1], x[2], x[6], x[4], x[5], ROWS, WIDTH, 1); return 4 * n;
+    case 2: norm_backward(x[0], x[3], x[3] + WIDTH, x[1], x[2], x[6], x[4], x[5], ROWS, WIDTH, 1); return 4 * n;
     case 3: swiglu_forward(x[0], x[1], x[2], COPY); return 3 * n;
     case 4: swiglu_backward(x[0], x[3], x[1], x[2], x[4], COPY); return 5 * n;
     case 5: gelu_forward(x[0], x[1], COPY); return 2 * n;

@@ -2,10 +2,11 @@
 
 Usage: bench_torch.py MODEL B T STEPS --tokens FILE.bin [--checkpoint] [--threads N]     MODEL: a preset below
 
-The presets of that name with random weights, and the tokens of FILE (uint16, as llm.c writes them): forward, backward, clipping, fused AdamW. Attention is
-torch.nn.functional.scaled_dot_product_attention, which on a CPU is a fused kernel. --checkpoint makes each layer's
-activations again in the backward. Prints the milliseconds of every step but the first, and the process's peak memory in
-bytes."""
+The presets of that name with random weights, and the tokens of FILE (uint16, as llm.c writes them): forward, backward,
+clipping, fused AdamW. Attention is the fused kernel of torch.nn.functional.scaled_dot_product_attention. --checkpoint
+makes each layer's activations again in the backward. Prints the milliseconds of every step but the first, and the
+process's peak memory in bytes. Needs PyTorch 2.9 or so: older ones have no fused attention with fewer key/value heads
+on a CPU, and end with an error."""
 
 import argparse
 import resource
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 PRESETS = {  # as in oomb/config.h: V, L, C, NH, NKV, F
@@ -42,7 +44,8 @@ class Layer(nn.Module):
         if self.llama:
             turn = lambda y: y * cosine + torch.cat((-y[..., self.HD // 2 :], y[..., : self.HD // 2]), -1) * sine
             q, k = turn(q), turn(k)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.NH != self.NKV)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # the fused one, or an error
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.NH != self.NKV)
         x = x + self.out(y.transpose(1, 2).reshape(B, T, C))
         h = self.up(self.ln2(x))
         if self.llama:
@@ -75,7 +78,7 @@ class Model(nn.Module):
             x = x + self.wpe(torch.arange(ids.shape[1]))
         for layer in self.layers:
             if again:
-                x = checkpoint(layer, x, self.cosine, self.sine, use_reentrant=False)
+                x = checkpoint(layer, x, self.cosine, self.sine, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(x, self.cosine, self.sine)
         logits = F.linear(self.lnf(x), self.wte.weight)
