@@ -1886,7 +1886,7 @@ static void report_work(Model *m, int grad_accum, Logger *log) {
     report_work_line("backward: gradients", chunks[1], &sum[1][WORK_BACKWARD]);
     report_work_line("total", chunks[0] + chunks[1], &total);
     const double model = sequence_model_cost(m) * grad_accum, all = total.products + total.attention;
-    printf("Of the %s, %s are the model's own; %s are recompute: layers run again, attention's scores made again.\n",
+    printf("Of the %s, %s are the model's own, %s recompute: layers and attention's scores made again.\n",
            text_flops(all).text, text_flops(model).text, text_flops(all - model).text);
     logger_number(log, "flops_products", total.products);
     logger_number(log, "flops_attention", total.attention);
