@@ -24,7 +24,7 @@
    (KC x NC) one panel is read again and again. A longer KC means fewer visits to C. */
 #define GEMM_KC 512
 #define GEMM_MC 144
-#define GEMM_NC 768
+#define GEMM_NC 512
 static_assert(GEMM_MC % GEMM_MR == 0 && GEMM_NC % (8 * VL) == 0, "blocks are whole tiles, of the widest too");
 #define GEMM_PACK_BYTES (sizeof(floatX) * (GEMM_MC * GEMM_KC + GEMM_KC * GEMM_NC + 2 * VL)) /* per thread */
 #define GEMM_SERIAL (1 << 17) /* multiplications that one thread does sooner than others wake */

@@ -12,7 +12,8 @@
 #
 # Without names, the first four. In `models` the programs take turns, N rounds (3), all with as many threads as there
 # are processors; a number is the median of all steps but each run's first, with the least and the largest. `growth`
-# shows one step. Nothing is installed and nothing in DIR is changed.
+# shows one step. All of it takes about half an hour on two cores, and wants the machine to itself: another program on
+# the same cores can make a number many times worse. Nothing is installed and nothing in DIR is changed.
 set -euo pipefail
 blas='' llmc='' python=python3 rounds=3 parts=()
 usage() { sed -n '2,/^set/p' "$0" | sed '$d; s/^# \{0,1\}//' >&2; exit 1; }
@@ -26,15 +27,18 @@ while [ $# -gt 0 ]; do
     esac
 done
 [ ${#parts[@]} -gt 0 ] || parts=(gemm ops models growth)
+[[ $rounds =~ ^[1-9][0-9]?$ && $rounds -le 20 ]] || { echo "--rounds is 1 .. 20" >&2; exit 1; }
+[[ $python != */* ]] || [ -x "$python" ] || { echo "$python cannot be run" >&2; exit 1; }
 [ -z "$blas" ] || [ -r "$blas" ] || { echo "$blas cannot be read" >&2; exit 1; }
 [ -z "$llmc" ] || [ -r "$llmc/train_gpt2.c" ] || { echo "$llmc/train_gpt2.c cannot be read" >&2; exit 1; }
 [ -z "$blas" ] || blas=$(realpath "$blas")
 [ -z "$llmc" ] || llmc=$(realpath "$llmc")
 [[ $python != */* ]] || python=$(realpath -s "$python")
 cd "$(dirname "$0")/.."
+echo "building"
 make -s train_oomb bench >/dev/null
 tmp=$(mktemp -d)
-trap 'rm -rf "$tmp"' EXIT
+trap 'rm -rf "$tmp"; kill $(jobs -p) 2>/dev/null || true' EXIT
 # Memory that PyTorch frees stays with it for the next step; otherwise each step pays for its pages anew.
 torch() {
     env CUDA_VISIBLE_DEVICES= MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=1000000 \
