@@ -16,6 +16,7 @@
 #define GEMM_MR 6
 #endif
 #define GEMM_NR (2 * VL)
+
 /* What becomes of a product: C = alpha product + beta D + bias. D may be C itself; beta = 0 never reads it. bias: one
    row for all rows of C, or NULL. */
 typedef struct {
@@ -101,8 +102,8 @@ __attribute__((always_inline)) static inline void gemm_rows(size_t m, int nv, si
         GEMM_CASES(7) GEMM_CASES(8) GEMM_CASES(9) GEMM_CASES(10) GEMM_CASES(11) GEMM_CASES(12)
         GEMM_CASE(4, 4) GEMM_CASE(5, 4) GEMM_CASE(6, 4) GEMM_CASE(2, 8) GEMM_CASE(3, 8)
 #endif
-            /* clang-format on */
-            default : assert(!"gemm_rows: not a register tile");
+    default: assert(!"gemm_rows: not a register tile");
+        /* clang-format on */
     }
 }
 

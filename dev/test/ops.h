@@ -451,7 +451,7 @@ static void test_attention_forward(void) {
 /* How many pages, and pairs of sequence and head, make a block of the backward depends on the threads: 8 of 33 pages,
    16, 32, all pages of two of three pairs. No bit of dq, dk, dv does. */
 static void test_attention_blocks(void) {
-    const int threads = max_threads(), many[] = {1, 2, 4, 8};
+    const int threads = max_threads(), many[] = {1, 2, 4, 12};
     floatX *first[3] = {0};
     for (int i = 0; i < COUNT(many); i++) {
         Rng r = rng_stream(16, 0, 0);
